@@ -8,8 +8,11 @@ TORCH := $(VENV)/.torch
 USE := $(VENV)/.set-up
 DEPLOY := $(VENV)/.set-up-for-deployment
 DEVELOP := $(VENV)/.set-up-for-development
+# pip would compile thousands of modules that are never imported, on one core: each is compiled when it is first imported.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo deploy-demo test lint nightly bench bench-kernels bench-secure-sum bench-kills bench-sites bench-port setup setup-dev clean help
+.PHONY: demo deploy-demo test compiled-tests lint nightly bench bench-kernels bench-secure-sum bench-kills bench-sites bench-port setup setup-dev clean help
 
 help:
 	@echo "make demo   set up, compare fifteen methods on a federation of 20 clients and write a report (about a minute)"
@@ -29,8 +32,13 @@ deploy-demo: $(DEPLOY)
 	$(BIN)/dpfl deploy example runs/deploy-demo
 	$(BIN)/dpfl deploy run runs/deploy-demo
 
-test: $(DEVELOP) lint
+test: $(DEVELOP)
+	$(MAKE) --jobs 2 lint compiled-tests
 	$(BIN)/python -m pytest -n 3 --dist loadgroup -q
+
+# One process compiles the tests and what they import while types are checked; otherwise each worker would.
+compiled-tests: $(DEVELOP)
+	@$(BIN)/python -m pytest --collect-only -qqq > /dev/null || true  # the tests themselves tell what is wrong
 
 lint: $(DEVELOP)
 	$(BIN)/ruff check .
@@ -77,7 +85,7 @@ $(TORCH): constraints.txt
 	  { echo "Python's venv module is missing. On Debian or Ubuntu: sudo apt-get install -y python3-venv"; exit 2; }
 	@echo "Setting up $(VENV), once: PyTorch, then everything else (a minute or two; pip prints nothing meanwhile)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	@touch $@
 
 # Each installs only what it needs, in one step.
@@ -85,7 +93,7 @@ $(USE): EXTRAS :=
 $(DEPLOY): EXTRAS := [flower]
 $(DEVELOP): EXTRAS := [dev]
 $(USE) $(DEPLOY) $(DEVELOP): $(TORCH) pyproject.toml
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.$(EXTRAS)'
+	$(INSTALL) -e '.$(EXTRAS)'
 	@touch $@
 
 clean:

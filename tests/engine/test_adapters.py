@@ -17,8 +17,8 @@ from dpfl.engine.one_by_one import OneByOne
 from dpfl.models import check_model
 from tests.engine.test_layer_rules import CLASSES, at_once, made
 
-peft = pytest.importorskip("peft")
-transformers = pytest.importorskip("transformers")
+# Imported by the tests, in one worker: it takes seconds, which collecting would cost every worker.
+pytestmark = pytest.mark.xdist_group("transformers")
 
 VOCABULARY, LENGTH = 30, 7
 SIZES: dict[str, dict[str, int]] = {
@@ -30,6 +30,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 def transformer(kind: str, attention: str = "sdpa", **more: Any) -> nn.Module:
     """A small classifier of texts, built from its configuration."""
+    transformers = pytest.importorskip("transformers")
     ends = {} if kind == "Bert" else {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=VOCABULARY, max_position_embeddings=LENGTH, num_labels=CLASSES,
@@ -40,6 +41,7 @@ def transformer(kind: str, attention: str = "sdpa", **more: Any) -> nn.Module:
 
 def adapted(model: nn.Module, **options: Any) -> nn.Module:
     """The model with LoRA whose second factors are not zero."""
+    peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, task_type="SEQ_CLS", **{"lora_dropout": 0.1, **options})
     model = peft.get_peft_model(model, config)
     for name, parameter in model.named_parameters():
@@ -93,6 +95,7 @@ def test_lora_whose_biases_are_learned_too() -> None:
 
 def test_a_bert_that_predicts_with_its_own_table() -> None:
     """Hugging Face's masked language models share the table with the last layer."""
+    transformers = pytest.importorskip("transformers")
 
     class Predicts(nn.Module):
         def __init__(self) -> None:

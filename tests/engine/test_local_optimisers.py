@@ -25,7 +25,7 @@ from dpfl.engine.row_span import fits_row_span
 from dpfl.engine.stacked import Stacked
 from dpfl.engine.stacks import Chain
 from dpfl.numerics.clipping import NORMALISED
-from dpfl.plugs.local_work import noise_variance, step_responses
+from dpfl.plugs.update_noise import noise_variance, step_responses
 
 CLASSES = 3
 PHASE = Phase(steps=6, batch_size=4, sampling="poisson", lr=0.3, clip=1.0, noise_multiplier=1.0)

@@ -19,8 +19,8 @@ from dpfl.methods import METHODS, find, make_strategy
 from dpfl.methods.dp_fed_ls import LaplacianSmoothing
 from dpfl.methods.dprp import RandomProjection
 from dpfl.numerics.projections import lift, project
-from dpfl.plugs.local_work import noise_variance
 from dpfl.plugs.selection import FixedCohort
+from dpfl.plugs.update_noise import noise_variance
 from dpfl.rounds import Agreement, enrol
 from dpfl.rounds.members import Member, honest_members
 from dpfl.sim.forecast import NoiseForecast, forecast

@@ -16,6 +16,8 @@ import dpfl
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
 
+pytestmark = pytest.mark.xdist_group("transformers")
+
 SETTINGS = {"lr": 0.5, "clip": 1.0, "batch_size": 10, "local_steps": 3}
 TOKENS, LENGTH = 12, 6
 

@@ -18,6 +18,7 @@ from dpfl.plugs.secure_sum import OUTSIDERS, SecureSum
 from dpfl.plugs.stages import Clip, GaussianNoise
 from dpfl.plugs.weights import UniformWeights
 from dpfl.privacy.accountant import spend
+from dpfl.privacy.flags import Flag
 from dpfl.strategy import Strategy, with_secure_sum
 from dpfl.strategy.client_level import HIDDEN_DRAW, SHARES, TRUSTED
 from dpfl.strategy.robust import with_aggregation
@@ -25,6 +26,7 @@ from dpfl.strategy.robust import with_aggregation
 WORK = {"lr": 0.1, "clip": 2.0, "batch_size": 8, "local_steps": 1}
 NEEDED = {"dimension": 4, "byzantine": 1, "public_clients": 1, "k": 1}
 TRANSFORMED = {"udp_fedavg", "dp_fed", "dp_fed_ls", "ppsgd", "centaur"}
+SHARED_STEPS = {"fedavg_dp", "weiavg", "dpfedavg", "minimum", "maximum"}
 
 
 def terms(clients: int = 20, parameters: int = 100) -> Terms:
@@ -56,7 +58,7 @@ def test_every_method_is_transformed_or_refused_with_the_reason(name: str) -> No
     except DpflError as refused:
         assert isinstance(refused, ConfigurationError | PrivacyRefusal)
         assert name in str(refused)
-        assert name not in TRANSFORMED
+        assert name not in TRANSFORMED | SHARED_STEPS
         return
     assert (over.observer, over.name, over.unit) == (Observer.SERVER, plain.name, plain.unit)
     assert over.channel == SecureSum(tolerated_dropouts=2, colluders=3)
@@ -64,7 +66,7 @@ def test_every_method_is_transformed_or_refused_with_the_reason(name: str) -> No
     assert over.central_noise is None
     assert not {SHARES, TRUSTED, HIDDEN_DRAW} & set(over.assumptions)
     assert "3 members of a sum may work together with it" in over.assumptions[0]
-    assert not over.flags
+    assert set(over.flags) <= set(plain.flags) & {Flag.HYPOTHETICAL}
 
 
 @pytest.mark.parametrize("name", [*sorted(TRANSFORMED), "fedceo"])
@@ -162,6 +164,13 @@ def test_a_sum_of_two_hides_one_share_only() -> None:
         assert exposure.noise / exposure.bound == pytest.approx(1.5, rel=1e-4)
 
 
+def test_a_sum_needs_its_uploads_whatever_is_promised() -> None:
+    """The protocol unmasks no smaller sum, also where nobody's noise is counted on."""
+    open_ = replace(built("fedavg"), channel=SecureSum(tolerated_dropouts=2), tolerated_dropouts=2)
+    assert open_.shares_needed(terms(), 20) == 18
+    assert built("fedavg").shares_needed(terms(), 20) == 0
+
+
 def test_the_low_rank_step_knows_the_noise_of_a_row() -> None:
     plain = built("fedceo", personal_starts=False, noise_multiplier=1.5)
     over = with_secure_sum(plain, tolerated_dropouts=2, colluders=1).resolve(terms())
@@ -230,7 +239,7 @@ def test_shares_and_the_channel_must_agree() -> None:
     clip, noise = over.stages
     with pytest.raises(ConfigurationError, match="2 dropouts, 2 are tolerated beside 1 colluders"):
         replace(over, stages=(clip, replace(noise, tolerated_dropouts=2)))
-    with pytest.raises(ConfigurationError, match="channel tolerates 1"):
+    with pytest.raises(ConfigurationError, match="channel plans for 1 dropouts, 2 are"):
         replace(over, channel=SecureSum(tolerated_dropouts=1, colluders=2))
     with pytest.raises(ConfigurationError, match="3 dropouts, 2 are tolerated"):
         replace(over, channel=Digital())

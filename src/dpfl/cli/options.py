@@ -118,7 +118,7 @@ _SUM = "Uploads are added up over a secure sum: --set secure_sum.tolerated_dropo
 _LIES = "A client that claims a multiple of its epsilon."
 _EXPERIMENT: Options = {
     "dataset": (str | None, opt(_DATASET, **completing("dataset"))),
-    "secure_sum": (bool, flag("--secure-sum", _SUM)),
+    "secure_sum": (bool | None, opt(_SUM, None, "--secure-sum")),
     "misreport": (list[str] | None, opt(_LIES, metavar="ID:FACTOR")),
     "liar": (list[str] | None, opt("The name of --misreport in 0.1.", hidden=True)),
     "set": (list[str] | None, opt(_SET, metavar="KEY=VALUE")),
@@ -169,7 +169,8 @@ class Asked:
         """Build the experiment, or the same one for another method."""
         from dpfl.runs.experiment import Experiment, for_method
 
-        values = self.values() if method is None else for_method(self.values(), method)
+        values = self.values()
+        values = values if method is None else for_method(values, method, compared=False)
         check_complete(values, values.get("method", {}).get("name"))
         return Experiment.from_dict(values, str(self.file) if self.file else "options")
 

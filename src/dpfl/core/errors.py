@@ -133,6 +133,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     'choose one of a, b'
     """
     words = sorted(known)
+    if name in words:  # remedies are written down before it is known whether they are needed
+        return f"did you mean '{name}'?"
     near = difflib.get_close_matches(name.lower(), words, n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(words)}"
 

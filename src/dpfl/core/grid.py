@@ -65,6 +65,14 @@ b (b + 3) u for each (Casacuberta, Shoemate, Vadhan, Wagaman 2022), u = 2^-24.
 DOUBLE_SUM = 2 * 2.0**-53
 """The same for a sum of b contributions in double precision, over b (b + 3)."""
 
+LARGEST_SUM = 1 << 30
+"""Where the integers of a sum that clients add up are cut off, before noise: so that a sum of all
+clients' integers has a public bound. It moves no two neighbours apart.
+"""
+
+LARGEST_RELEASE = 1 << 44
+"""The same for a statistic over all records of a client: 2^24 times the noise of a share."""
+
 _LEAST_STEP = 1e-36  # below, single precision could not hold a multiple of the step
 _LARGEST_INTEGER = 2.0**52
 _ON_WIRE = 2**31 - 1
@@ -106,10 +114,17 @@ class Grid:
         >>> bool((noisy * SCALE == (noisy * SCALE).round()).all())
         True
         """
+        return self.noisy_integers(vector, rng, _LARGEST_INTEGER).mul_(self.step)
+
+    def noisy_integers(self, vector: Tensor, rng: NoiseSource, largest: float) -> Tensor:
+        """Round, bring integers within ``largest``, and add noise of SCALE steps: exact integers in
+        double precision.
+        """
         import torch
 
         noise = rng.grid_noise_(torch.empty(vector.numel())).view(vector.shape)
-        return self.integers(vector).add_(noise.to(vector.device)).mul_(self.step)
+        within = self.integers(vector).clamp_(-largest, largest)
+        return within.add_(noise.to(vector.device))
 
     def widening(self, numbers: int) -> float:
         """By how much rounding ``numbers`` coordinates may move two neighbours apart."""

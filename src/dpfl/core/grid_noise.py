@@ -24,7 +24,9 @@ a pseudo-random function.
 """
 
 import math
+import operator
 from collections.abc import Sequence
+from itertools import accumulate, repeat
 from typing import Any
 
 import numpy as np
@@ -53,9 +55,9 @@ _TABLE = np.repeat(_CENTRES * CELL, [COUNTS[abs(c)] for c in _CENTRES]).astype(n
 _HEIGHTS = np.pad(np.array(COUNTS, np.float64), (0, CELLS + 2 - len(COUNTS)))
 
 _LONGEST_GAP = 4096
+_POWERS = accumulate(repeat(511, _LONGEST_GAP), operator.mul)  # of 511; those of 512 are shifts
 GAPS = np.array(
-    [2**64 - (2**64 * 511 ** (k + 1)) // 512 ** (k + 1) for k in range(_LONGEST_GAP)],
-    dtype=np.uint64,
+    [2**64 - ((power << 64) >> 9 * k) for k, power in enumerate(_POWERS, start=1)], dtype=np.uint64
 )
 """64 random bits below entry k: the next rare number is at most k numbers away."""
 

@@ -27,7 +27,8 @@ class Phase:
         w <- w - lr m
 
     ``gradient`` is the batch's mean, or the clipped and noised sum over the expected batch: in
-    DP-SGD all else is post-processing of it.
+    DP-SGD all else is post-processing of it. With ``sum_only`` there is one step, and what comes of
+    it is minus that sum, as integers in steps of the grid of its noise.
     """
 
     steps: int
@@ -44,6 +45,7 @@ class Phase:
     lr_decay: float = 1.0  # multiplies the learning rate once a round
     part: Literal["all", "head", "body"] = "all"  # what moves; the head is the last layer
     rates: tuple[tuple[int, float], ...] = ()  # (records, rate), one after the other, if not alike
+    sum_only: bool = False  # the noisy sum of one step is wanted, not a model
 
     def __post_init__(self) -> None:
         whole_number("phase", "steps", self.steps)
@@ -58,6 +60,10 @@ class Phase:
         problem = f"clipping = '{self.clipping}', but nothing is clipped"
         check(clipped or self.clipping == "flat", "phase", problem, "give a clip")
         check_optimiser("phase", vars(self))
+        alone = self.steps == 1 and noisy and self.ball is None and self.weight_decay == 0
+        problem = "the sum of one noisy step is wanted, and there is more to do"
+        remedy = "use one step with noise, without weight decay and without a ball"
+        check(alone or not self.sum_only, "phase", problem, remedy)
 
     def in_round(self, round_: int) -> Phase:
         """The same work with the learning rate that round has."""

@@ -110,6 +110,8 @@ class Terms:
     batch: int = 0  # and how many of them a step takes
     public: tuple[str, ...] = ()
     releases: tuple[tuple[float, int], ...] = ()  # before round one: share of a budget, numbers
+    release_noise: tuple[float, ...] = ()  # of each of them, where clients share the noise of a sum
+    weights: tuple[tuple[str, float], ...] = ()  # constants by which clients weigh what they send
 
     def with_noise(self, noise_multiplier: float) -> Terms:
         """Agree on one noise level for all."""
@@ -144,6 +146,7 @@ class Who:
     claims: Claims
     drawn: int
     public: bool = False
+    weight: float = 1.0  # by which it weighs what it sends
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -63,10 +64,17 @@ def load_dataset(name: str, folder: Path | str | None = None) -> Dataset:
 
 def _digits(folder: Path | None) -> Dataset:
     """1,797 handwritten digits, 8 x 8 grey, 10 classes (scikit-learn)."""
+    x, y = _read_digits()
+    return _dataset("digits", 10, (x / 16.0, y.copy()))
+
+
+@cache
+def _read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Read once a process: scikit-learn parses a text every time, longer than a round takes."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
-    return _dataset("digits", 10, (x / 16.0, y))
+    return x, y
 
 
 # Smallest and largest value of each feature, as the data set's own description publishes them.

@@ -41,8 +41,10 @@ class BoundSite(LoadedSite):
             and 1 <= terms.participations <= terms.rounds
             and terms.parameters == layout.size
             and terms.releases == releases
+            and len(terms.release_noise) == (len(releases) if strategy.secure else 0)
         )
         check(fitting, "terms", "do not belong to this study", "enrol again", PeerError)
+        strategy.weights.check_terms(terms, self.id)
         agreement = Agreement(
             strategy=strategy.resolve(terms),
             terms=terms,

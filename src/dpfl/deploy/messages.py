@@ -122,6 +122,13 @@ def integer(value: Any, least: int | None = 0) -> int:
     return int(value)
 
 
+def text(value: Any) -> str:
+    """Return a text; anything else is not one."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a text")
+    return value
+
+
 def round_name(number: int) -> str:
     """Name a round as people count it; releases before the first round have negative numbers.
 
@@ -155,6 +162,8 @@ def terms_from_dict(values: Any) -> Terms:
             noise_multiplier=None if noise is None else float(noise),
             public=tuple(str(client) for client in values["public"]),
             releases=tuple((float(part), integer(size)) for part, size in values["releases"]),
+            release_noise=tuple(float(noise) for noise in values["release_noise"]),
+            weights=tuple((text(client), float(part)) for client, part in values["weights"]),
         )
 
 

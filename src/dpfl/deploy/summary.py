@@ -211,7 +211,9 @@ def effective_noise(agreement: Agreement, plan: Plan, record: RoundRecord) -> Ef
     count = {"arrived": arrived, "drawn": len(plan.cohort)}
     multiplier = strategy.noise_multiplier
     if multiplier is None:
-        return EffectiveNoise(made_by="each site, within its own budget", **count)
+        shared = "shares of the sites, each for its own bound"
+        alone = "each site, within its own budget"
+        return EffectiveNoise(made_by=shared if strategy.local.shares_noise else alone, **count)
     if strategy.central_noise is not None:
         return EffectiveNoise(made_by="the server", noise_multiplier=multiplier, **count)
     missing = strategy.tolerated_dropouts + strategy.channel.colluders

@@ -65,5 +65,8 @@ class Engine(Protocol):
         ...
 
     def run(self, model: nn.Module, layout: Layout, jobs: Sequence[Job]) -> list[Tensor]:
-        """Return each client's model after its work, in the order of the jobs."""
+        """Return each client's model after its work, in the order of the jobs.
+
+        Of a phase with ``sum_only`` come exact integers in double precision instead.
+        """
         ...

@@ -15,7 +15,7 @@ from torch.func import grad, vmap
 
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
-from dpfl.core.grid import Grid
+from dpfl.core.grid import LARGEST_SUM, Grid
 from dpfl.core.layout import Block, Layout
 from dpfl.core.phases import Clipping, Phase
 from dpfl.core.random import NoiseAhead, SecretRng
@@ -76,6 +76,9 @@ class OneByOne:
                 else:
                     how = phase.clip, phase.clipping
                     gradient = self.clipped_sum(model, layout, vector, batch, *how)
+            if phase.sum_only:
+                grid = Grid.of(phase.noise_multiplier * (phase.clip or 0.0))
+                return grid.noisy_integers(gradient, noise, LARGEST_SUM).neg_()
             if phase.clip is not None:
                 if phase.noise_multiplier > 0:  # drawn where its generator is, on the CPU
                     grid = Grid.of(phase.noise_multiplier * phase.clip)

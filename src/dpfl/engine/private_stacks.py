@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfl.core.grid import part_width
+from dpfl.core.grid import LARGEST_SUM, part_width
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.random import fill_grid_noise, look_ahead
 from dpfl.engine.phase_block import BlockRecords, Part, PhaseBlock
@@ -87,9 +87,11 @@ class ClippedSums:
         Where a sum leaves the exact integers, parts are added up in double precision, and only
         their sum is brought to the end of the exact integers. A part cut off on its own would hide
         how its records differ from a neighbour's, and all parts together would then differ by more
-        than one record's contribution.
+        than one record's contribution. Sums that leave the client stay in double precision, and are
+        cut off at ``LARGEST_SUM``.
         """
         block, totals, cut_off = self._block, self._rooms[0][0], 0
+        leaves, most_held = block.first.sum_only, LARGEST_SUM if block.first.sum_only else _EXACT
         multipliers = [p.noise_multiplier if block.noisy else math.inf for p in block.phases]
         # How large a sum may become in each step.
         largest = (block.sizes / np.array(multipliers)).max(axis=1) * SCALE
@@ -102,17 +104,23 @@ class ClippedSums:
                     own.round_()
                 if most >= _EXACT:
                     reach += max(abs(float(end)) for end in torch.aminmax(own))
-                if reach > _EXACT and wide is None:
+                if (leaves or reach > _EXACT) and wide is None:
                     wide = totals.double()
                 if number:
                     (totals if wide is None else wide).add_(own)
             if wide is not None:
-                cut_off += int((wide.abs() > _EXACT).sum())
-                totals.copy_(wide.clamp_(-_EXACT, _EXACT))
-            yield totals
+                cut_off += int((wide.abs() > most_held).sum())
+                wide.clamp_(-most_held, most_held)
+            yield (
+                wide
+                if leaves and wide is not None
+                else totals
+                if wide is None
+                else totals.copy_(wide)
+            )
         if cut_off:
             warnings.warn(
-                f"{cut_off} coordinate(s) of clipped sums were cut off at {_EXACT // SCALE} "
+                f"{cut_off} coordinate(s) of clipped sums were cut off at {most_held // SCALE} "
                 "standard deviations of noise; privacy holds, but use smaller batches (this count "
                 "is private: it must not leave this machine)",
                 RuntimeWarning,

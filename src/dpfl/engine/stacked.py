@@ -61,7 +61,7 @@ def _alike(plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
     def shape(p: Phase) -> tuple[object, ...]:
         has = (p.clip is None, p.noise_multiplier > 0, p.ball is None)
         pulled = (p.momentum > 0, p.proximal > 0)
-        return (p.steps, p.batch_size, p.sampling, p.part, p.clipping, *has, *pulled)
+        return (p.steps, p.batch_size, p.sampling, p.part, p.clipping, p.sum_only, *has, *pulled)
 
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, phases in enumerate(plans):
@@ -142,6 +142,9 @@ def run_phase(block: PhaseBlock, start: Tensor) -> Tensor:
     for totals, drawn, rates in zip(sums, noise, block.rates, strict=True):
         if drawn is not None:
             totals.add_(drawn)
+        if block.first.sum_only:  # in double precision, where the addition of integers is exact
+            vectors = totals.neg_()
+            continue
         if block.pull is None and moved is None:
             if block.decay is not None:
                 vectors[:, moving].mul_(1 - block.decay)

@@ -31,8 +31,7 @@ Departures
     - Clients are stacked in canonical order: a DFT along clients depends on it.
     - 1-D tensors (biases) become their mean. A tensor of which the threshold would leave nothing is
       averaged instead, and the record says so.
-    - Half of the spectrum is the other half's mirror image; slices are thresholded through their
-      Gram matrices.
+    - Half of the spectrum mirrors the other; slices are thresholded through their Gram matrices.
 """
 
 import math

@@ -64,7 +64,7 @@ def make_model(
     check(name in fitting, where, f"reads {want}, and the data are {have}", remedy)
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed.value % 2**63)
+            torch.default_generator.manual_seed(seed.value % 2**63)  # models are built on the CPU
             if isinstance(inputs, Tokens):
                 return TEXT_MODELS[name](inputs.vocabulary, classes, hidden)
             return MODELS[name](shape, classes, hidden)

@@ -157,10 +157,16 @@ def _attributes(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def _seed(model: nn.Module) -> Callable[[int], object]:
+    """Seed what a model's dropout draws from; on the CPU, no accelerator is looked for."""
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    return torch.default_generator.manual_seed if on_cpu else torch.manual_seed
+
+
 def _scores(model: nn.Module, weights: dict[str, Tensor], records: Tensor, task: Task) -> Tensor:
     """Outputs for made-up records; whatever is not what the task asks for is refused."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        _seed(model)(0)
         found = task.outputs(partial(outputs_of, model, weights), records)
     given, good = "no tensor", False
     if isinstance(found, Tensor):

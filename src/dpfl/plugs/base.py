@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
-from dpfl.core.checks import positive
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import check, positive
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, Claims, ClientSettings, Cohort, PlugState, Shared, Terms
@@ -93,6 +93,29 @@ class Participant:
     examples: int
     client_settings: ClientSettings
     budget: Budget | None
+    client: str = ""
+
+
+def claiming(claims: Mapping[str, Claims]) -> list[Participant]:
+    """Return everyone who claims a usable budget, as a participant that says the truth and has no
+    settings of its own.
+
+    A billionth of delta is set aside, for what a sum costs beside its noise.
+    """
+    found = []
+    for client, own in sorted(claims.items()):
+        if own.usable:
+            delta, kind = own.delta * (1 - 1e-9), own.accountant
+            who = Participant(
+                examples=own.examples,
+                client_settings=ClientSettings(),
+                budget=Budget(epsilon=own.epsilon, delta=delta, accountant=kind),
+                client=client,
+            )
+            found.append(who)
+    problem = "no client claims a usable (epsilon, delta)"
+    check(bool(found), "secure sum", problem, "one noise level for all needs one", PrivacyRefusal)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,19 @@ class Channel(Plug):
         """The group that adds up ``drawn`` clients' uploads; None where it is no secure sum."""
         return None
 
+    def noise_share(self, std: float, drawn: int) -> float:
+        """The noise that one of ``drawn`` clients adds where this much must protect everyone: all
+        of it, unless it is added up on the way.
+        """
+        return std
+
+    def shared_exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        """What is seen of a release whose noise ``drawn`` clients share by ``noise_share``.
+
+        Its rounding is that of the whole noise: no share lies on a coarser grid.
+        """
+        return exposure
+
     def least(self, drawn: int) -> int:
         """How many uploads must arrive before anything is delivered."""
         return 0

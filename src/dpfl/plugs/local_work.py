@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 
 from dpfl.core.checks import check, clip_bound, one_of, positive
 from dpfl.core.errors import PrivacyRefusal
-from dpfl.core.grid import multiplier_for
+from dpfl.core.grid import Grid, multiplier_for
 from dpfl.core.phases import CLIPPINGS, Clipping, Phase, check_optimiser
 from dpfl.core.types import Budget, Claims, ClientSettings, Terms, Unit
-from dpfl.plugs.base import Participant, Plug
+from dpfl.plugs.base import Participant, Plug, claiming
 from dpfl.plugs.releases import calibrate_rounds, release_noise
 from dpfl.plugs.sampling import PoissonBatches, sampler, steps_per_epoch
 from dpfl.privacy.budgets import SPENDINGS, Spending, planned_epsilon
+from dpfl.privacy.events import Event
 from dpfl.privacy.exposure import Exposure
 
 
@@ -31,6 +32,8 @@ class LocalWork(Plug):
     unit: Unit
     private: ClassVar[bool] = False
     pooled: ClassVar[bool] = False  # a trusted curator works on all clients' records at once
+    shares_noise: ClassVar[bool] = False  # its noise is a share of that in a secure sum
+    cut_off: ClassVar[int | None] = None  # where its integers are cut off, before noise
 
     @property
     def hypothetical(self) -> bool:
@@ -53,6 +56,29 @@ class LocalWork(Plug):
     def release_noise(self, terms: Terms, participant: Participant) -> tuple[float, ...]:
         """Plan the noise multiplier of each release before round one."""
         return ()
+
+    # -- over a secure sum -------------------------------------------------------------------------
+
+    @property
+    def one_step(self) -> bool:
+        """Whether it is one step of DP-SGD, whose noise clients of a sum can share."""
+        return False
+
+    def plan_sum(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
+        """Return the terms with the noise levels that all clients of a secure sum have in
+        common.
+        """
+        return terms
+
+    def grid(self, drawn: int) -> Grid | None:
+        """The grid of what one of ``drawn`` clients sends, where its work ends in integers."""
+        return None
+
+    def in_cohort(self, phases: Sequence[Phase], drawn: int) -> tuple[Phase, ...]:
+        """Return planned phases as they are run when so many clients are drawn: with a share of
+        the noise, where it is shared.
+        """
+        return tuple(phases)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,50 +112,6 @@ class _OnePhase(LocalWork):
         steps = whole.local_steps or epochs
         more |= {name: getattr(self, name) for name in ("momentum", "weight_decay", "proximal")}
         return Phase(steps=steps, batch_size=whole.batch_size, lr=whole.lr or 0.0, **more)
-
-
-def noise_variance(phases: Sequence[Phase], examples: int, parameters: int) -> float:
-    """Variance of the noise in an update, summed over its coordinates: p x (lr clip z / b)^2 x the
-    sum over steps of :func:`step_responses` squared.
-
-    Without momentum, weight decay and proximal term that is steps x lr^2 x p x (clip z / b)^2,
-    Robust-HDP's Eq. 3 and 7. With a fixed expected batch size b it is exact for what DP-SGD adds;
-    how later gradients change with the noise of earlier steps is left out, as in the paper.
-    """
-    total = 0.0
-    for phase in phases:
-        batches = sampler(phase, examples)
-        size = batches.expected_size if isinstance(batches, PoissonBatches) else phase.batch_size
-        std = phase.lr * phase.noise_multiplier * (phase.clip or 0.0) / size
-        responses, kept = step_responses(phase)
-        total = total * kept**2 + sum(h * h for h in responses) * parameters * std**2
-    return total
-
-
-def step_responses(phase: Phase) -> tuple[list[float], float]:
-    """How far each step's gradient moves the weights by the end of a phase, in units of -lr, the
-    last step first; and how much is left of a change of the weights that the phase begins with.
-
-    The weights are a linear filter of the gradients (:class:`dpfl.core.phases.Phase`), so both
-    follow from running it on one unit. Without momentum and pulls all of them are 1.
-
-    >>> phase = Phase(steps=3, batch_size=8, sampling="poisson", lr=0.1, momentum=0.5)
-    >>> step_responses(phase)
-    ([1.0, 1.5, 1.75], 1.0)
-    """
-    pull, lr = phase.weight_decay + phase.proximal, phase.lr
-    if not (phase.momentum or pull):
-        return [1.0] * phase.steps, 1.0
-    responses, w, m = [], 1.0, 1.0
-    for _ in range(phase.steps):
-        responses.append(w)
-        m = phase.momentum * m - pull * lr * w
-        w += m
-    kept, m = 1.0, 0.0
-    for _ in range(phase.steps):  # the start has changed as well, so only weight decay pulls at it
-        m = phase.momentum * m + phase.weight_decay * kept + phase.proximal * (kept - 1)
-        kept -= lr * m
-    return responses, kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,14 +192,21 @@ class DpSgd(_OnePhase):
         """
         kept = {"clip": self.clip, "clipping": self.clipping}
         phase = self._phase(participant, sampling="poisson", **kept)
-        budget, target = self._target(terms, participant)
+        self._target(terms, participant)
         noise = terms.noise_multiplier
         if noise is None:
             batches = PoissonBatches(participant.examples, phase.batch_size)
             plan = batches.event(1.0, phase.steps * terms.participations, terms.parameters)
-            wanted = calibrate_rounds(terms.releases, plan, target, budget, participant.examples)
-            noise = multiplier_for(wanted, terms.parameters, batches.parts)
+            noise = self._least_noise(terms, participant, plan, batches.parts)
         return (replace(phase, noise_multiplier=noise),)
+
+    def _least_noise(
+        self, terms: Terms, participant: Participant, plan: Event, parts: int
+    ) -> float:
+        """The least noise with which planned steps fit into the participant's budget."""
+        budget, target = self._target(terms, participant)
+        wanted = calibrate_rounds(terms, plan, target, budget, participant.examples)
+        return multiplier_for(wanted, terms.parameters, parts)
 
     def _target(self, terms: Terms, participant: Participant) -> tuple[Budget, float]:
         """The participant's budget, and the epsilon that its noise is planned for."""
@@ -227,9 +216,25 @@ class DpSgd(_OnePhase):
         return participant.budget, planned_epsilon(self.spending, participant.budget, terms)
 
     def release_noise(self, terms: Terms, participant: Participant) -> tuple[float, ...]:
-        """Plan each release with its share of the client's own budget."""
+        """Plan each release with its share of the client's own budget, unless there is one level
+        for all.
+        """
+        if terms.release_noise:
+            return terms.release_noise
         plan = self._target(terms, participant)
         return release_noise(terms.releases, *plan, participant.examples)
+
+    @property
+    def one_step(self) -> bool:
+        """Whether everyone takes one step a round."""
+        return self.client_settings.local_steps == 1
+
+    def plan_sum(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
+        """Plan each release with the noise that its share of the smallest claim asks for."""
+        if not terms.releases:
+            return terms
+        own = [self.release_noise(terms, who) for who in claiming(claims)]
+        return replace(terms, release_noise=tuple(map(max, zip(*own, strict=True))))
 
     def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
         """Everything is paid step by step; what follows is post-processing."""

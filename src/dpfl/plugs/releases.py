@@ -12,7 +12,7 @@ released, and the rounds get what they leave of each client's budget.
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -24,7 +24,7 @@ from torch import Tensor
 from dpfl.core.checks import check, one_of, positive, share, whole_number
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid_noise import SCALE
-from dpfl.core.types import Adjacency, Budget, Unit
+from dpfl.core.types import Adjacency, Budget, Terms, Unit
 from dpfl.plugs.base import Plug
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.calibrate import calibrate, rung
@@ -216,21 +216,26 @@ def release_exposure(noise_multiplier: float, numbers: int, examples: int) -> Ex
     return clipped.noised(noise_multiplier, summands=examples)
 
 
-def release_history(shares: Shares, noise: Sequence[float], examples: int) -> History:
-    """What all releases show of one record, one event each."""
+def release_history(
+    shares: Shares,
+    noise: Sequence[float],
+    examples: int,
+    seen: Callable[[Exposure], Exposure] = lambda own: own,
+) -> History:
+    """What all releases show of one record, one event each; ``seen`` is what is seen of it."""
     planned = zip(noise, (numbers for _, numbers in shares), strict=True)
-    return tuple(chain(*(release_exposure(*one, examples).events() for one in planned)))
+    return tuple(chain(*(seen(release_exposure(*one, examples)).events() for one in planned)))
 
 
 def calibrate_rounds(
-    shares: Shares, plan: Event, epsilon: float, budget: Budget, examples: int
+    terms: Terms, plan: Event, epsilon: float, budget: Budget, examples: int
 ) -> float:
     """The smallest multiplier of the ladder with which planned steps fit beside the releases."""
-    delta, kind = budget.delta, budget.accountant
+    shares, delta, kind = terms.releases, budget.delta, budget.accountant
     if not shares:
         steps = (plan.sampling_rate, plan.steps)
         return _calibrate(epsilon, delta, *steps, accountant=kind, numbers=plan.numbers)
-    noise = release_noise(shares, budget, epsilon, examples)
+    noise = terms.release_noise or release_noise(shares, budget, epsilon, examples)
     before = release_history(shares, noise, examples)
 
     def fits(index: int) -> bool:

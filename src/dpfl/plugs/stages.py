@@ -29,6 +29,7 @@ class Stage(Plug):
 
     linear: ClassVar[bool]
     needs_sum: ClassVar[bool] = False  # whether it learns from a noisy sum with constant weights
+    cut_off: ClassVar[int | None] = None  # where it cuts off what it sends, in steps of its grid
 
     @property
     def shares_noise(self) -> bool:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dpfl.core.checks import check, positive
+from dpfl.core.errors import PeerError
 from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Cohort, PlugOutput, PlugState, Rows, Terms, Total
 from dpfl.plugs.base import Plug, planned
@@ -40,6 +41,15 @@ class Weights(Plug):
         """Return the constant weight; only where ``constant``."""
         raise NotImplementedError
 
+    def check_terms(self, terms: Terms, client: str) -> None:
+        """Refuse terms under which this client could not weigh what it sends."""
+
+    def by_clients(self) -> "EnrolledWeights | None":
+        """Return the rule as constants with which clients weigh what they send; None if they would
+        have to know of others' uploads.
+        """
+        return None
+
     @property
     def needs_true_noise(self) -> bool:
         """Whether the weights know the clients' true noise: in a simulation only, for
@@ -70,6 +80,10 @@ class UniformWeights(Weights):
         """Return equal weights."""
         return shares([1.0] * len(received.cohort)), state, {}
 
+    def by_clients(self) -> "EnrolledWeights | None":
+        """Return 1 / population for everyone."""
+        return EnrolledWeights()
+
 
 class ClaimWeights(Weights):
     """Proportional to something that clients claim.
@@ -83,6 +97,10 @@ class ClaimWeights(Weights):
         """Return claim_i / sum over the cohort."""
         claims = [received.cohort.claims[client] for client in received.cohort.ids]
         return shares([getattr(one, self.claim) for one in claims]), state, {}
+
+    def by_clients(self) -> "EnrolledWeights | None":
+        """Return claim_i / sum over the population."""
+        return EnrolledWeights(claim=self.claim)
 
 
 class ExampleWeights(ClaimWeights):
@@ -123,6 +141,67 @@ class ExpectedCohortWeights(Weights):
         return 1 / (self.expected_cohort or terms.expected_cohort)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EnrolledWeights(Weights):
+    """Constants that are settled at enrolment, and by which clients weigh what they send.
+
+    In proportion to a ``claim`` ("epsilon" or "examples") over all enrolled clients; without one
+    all weigh alike. A claim that is not a positive number weighs nothing. The server adds up, and
+    multiplies the sum by population / cohort where only some are drawn. A weight scales no more
+    than the client's own contribution, and what it costs is accounted for with it.
+    """
+
+    claim: str | None = None
+    population: int | None = None
+    expected_cohort: float | None = None
+    needs_rows: ClassVar[bool] = False
+    constant: ClassVar[bool] = True
+
+    def resolve_terms(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
+        """Settle every client's weight."""
+        return replace(terms, weights=tuple(self._constants(claims).items()))
+
+    def check_terms(self, terms: Terms, client: str) -> None:
+        """Refuse weights that are not shares of one, or hold none of the client."""
+        own_weight(terms.weights, client)
+
+    def _constants(self, claims: Mapping[str, Claims]) -> dict[str, float]:
+        ids = sorted(claims)
+        given = [getattr(claims[c], self.claim) if self.claim else 1.0 for c in ids]
+        return dict(zip(ids, _normalised(given).tolist(), strict=True))
+
+    def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
+        """Return the constant for everyone: messages are weighed already."""
+        population = planned(self.population, "weights")
+        weight = population / planned(self.expected_cohort, "weights")
+        return torch.full((len(received.cohort),), weight), state, {}
+
+    def value(self, terms: Terms) -> float:
+        """Return what the sum is multiplied by."""
+        return terms.population / terms.expected_cohort
+
+    def expected_weights(
+        self, claims: Mapping[str, Claims], noise: Mapping[str, float], layout: Layout
+    ) -> dict[str, float]:
+        """Return the constants."""
+        return self._constants(claims)
+
+
+def own_weight(weights: Sequence[tuple[str, float]], client: str) -> float:
+    """Look up a client's own weight; weights that no enrolment can have settled are refused.
+
+    >>> own_weight((("north", 0.25), ("south", 0.75)), "south")
+    0.75
+    """
+    known = dict(weights)
+    real = all(math.isfinite(one) and 0 <= one <= 1 for one in known.values())
+    whole = real and len(known) == len(weights) and math.fsum(known.values()) <= 1 + 1e-6
+    problem, remedy = "hold weights that are not shares of one", "enrol again"
+    check(whole, "terms", problem, remedy, PeerError)
+    check(client in known, "terms", f"hold no weight of '{client}'", remedy, PeerError)
+    return known[client]
+
+
 def checked(rule: Weights, found: Tensor, clients: int) -> Tensor:
     """Return the weights that a rule found, or refuse those that break its laws."""
     where, total = f"weights {type(rule).__name__}", float(found.sum())
@@ -143,12 +222,16 @@ def shares(values: Sequence[float]) -> Tensor:
     >>> shares([1.0, 3.0, float("nan"), -2.0])
     tensor([0.2500, 0.7500, 0.0000, 0.0000])
     """
+    return _normalised(values).to(torch.float32)
+
+
+def _normalised(values: Sequence[float]) -> Tensor:
     usable = [_number(value) for value in values]
     if not any(usable):
         usable = [1.0] * len(values)
     weights = torch.tensor(usable, dtype=torch.float64)
     weights = weights / weights.max()  # before the sum, which could overflow
-    return (weights / weights.sum()).to(torch.float32)
+    return weights / weights.sum()
 
 
 def _number(value: float) -> float:

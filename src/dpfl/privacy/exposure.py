@@ -29,7 +29,8 @@ class Exposure:
     already carries. ``numbers``: how many coordinates there are; ``draws``: how many noise values
     the mechanism has drawn for them. ``failure``: probability that the bound is false. ``paid``:
     what was already released upstream (DP-SGD's steps); where something was paid for this unit,
-    everything that follows is post-processing of it.
+    everything that follows is post-processing of it. ``sampling`` and ``sampling_rate`` say how
+    units within a client are drawn, secretly, before any of this.
 
     >>> (event,) = Exposure(unit=Unit.CLIENT, numbers=100).clipped(2.0).noised(3.0).events()
     >>> round(event.noise_multiplier, 4), event.numbers
@@ -44,6 +45,8 @@ class Exposure:
     failure: float = 0.0
     paid: History = ()
     sealed: bool = False
+    sampling: Sampling = "none"
+    sampling_rate: float = 1.0
 
     def clipped(self, clip: float) -> Exposure:
         """Norms above ``clip`` are scaled down to it."""
@@ -106,11 +109,16 @@ class Exposure:
         return paid or (self.noise > 0 and math.isfinite(self.bound))
 
     def events(self, sampling: Sampling = "none", sampling_rate: float = 1.0) -> History:
-        """What one round of this releases; a zero multiplier states that nothing is hidden."""
+        """What one round of this releases; a zero multiplier states that nothing is hidden.
+
+        ``sampling`` and ``sampling_rate`` are those of clients, where units are whole clients.
+        """
         if self.paid:
             return self.paid
         if self.bound == 0:
             return ()  # nothing of the unit is in it
+        if self.sampling != "none":
+            sampling, sampling_rate = self.sampling, self.sampling_rate
         event = Event(
             noise_multiplier=self.noise / self.bound if self.finite else 0.0,
             sampling=sampling,

@@ -22,7 +22,8 @@ is lost is an ordinary outcome.
 
 from dpfl.rounds.client import Workshop, blocks_of, client_round
 from dpfl.rounds.close import close_round
-from dpfl.rounds.enrol import Agreement, Plan, Run, Uplink, enrol, first_state
+from dpfl.rounds.enrol import Agreement, Run, enrol, first_state
+from dpfl.rounds.exchange import Plan, Uplink
 from dpfl.rounds.open import open_round
 from dpfl.rounds.plans import can_go_on, charging
 from dpfl.rounds.release import buffer_shapes, write_buffers

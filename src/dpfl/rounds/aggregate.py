@@ -61,9 +61,11 @@ def aggregate(
             metrics["noise"]["norm_after"] = float(torch.linalg.vector_norm(noise))
         place = replace(place, vector=fold.act(slot, denoise, place))
     model = fold.act("step", strategy.step, place)
+    weighed = dict(agreement.terms.weights)  # by which clients have weighed what they sent
+    counted = zip(received.cohort.ids, weights.tolist(), strict=True)
     record = replace(
         record,
-        weights=dict(zip(received.cohort.ids, weights.tolist(), strict=True)),
+        weights={client: weight * weighed.get(client, 1.0) for client, weight in counted},
         update_norm=float(torch.linalg.vector_norm(place.vector)),
         metrics={**record.metrics, **{slot: own for slot, own in metrics.items() if own}},
     )

@@ -13,7 +13,8 @@ from dpfl.core.random import SecretRng
 from dpfl.core.types import Downlink, Shared, Who
 from dpfl.engine.base import Engine, Job
 from dpfl.rounds.codec import decode_download, encode_upload
-from dpfl.rounds.enrol import Agreement, Uplink
+from dpfl.rounds.enrol import Agreement
+from dpfl.rounds.exchange import Uplink
 from dpfl.rounds.members import Member
 from dpfl.rounds.plans import Admission
 from dpfl.rounds.release import release_answer, write_buffers
@@ -65,16 +66,16 @@ def client_round(
     if round_ < 0:
         for client, member in active.items():
             rng = rngs[client].child("release")
-            sent[client] = release_answer(agreement, round_, member, workshop.model, rng)
+            asked = workshop.model, rng, common.drawn
+            sent[client] = release_answer(agreement, round_, member, *asked)
     else:
         for block in blocks_of(agreement, active, workshop.engine):
             own = [active[client] for client in block]
             sent |= _trained(workshop, own, common, starts, rngs, private)
-    grid = None if round_ < 0 else agreement.strategy.upload_grid(common.drawn)
+    grid = agreement.upload_grid(round_, common.drawn)
     uplinks = [Uplink(client=c, payload=None, reason=why) for c, why in abstaining.items()]
-    adding = round_ >= 0 and agreement.strategy.channel.group(common.drawn) is not None
     for client, message in sent.items():
-        if adding and grid is not None:
+        if agreement.strategy.secure and grid is not None:
             integers = grid.integers(message).to(torch.int64).numpy()
             agreement.sum_plan(round_, common.drawn).check_upload(integers, client)
         payload = encode_upload(message, workshop.run, round_, client, grid)
@@ -117,7 +118,7 @@ def _trained(
         start = starts[member.id]
         if personal is not None:
             start = personal.merge(start, private.get(member.id), layout)
-        phases = agreement.phases(member.participant)
+        phases = strategy.local.in_cohort(agreement.phases(member.participant), common.drawn)
         jobs.append(
             Job(
                 client=member.id,
@@ -132,12 +133,13 @@ def _trained(
         )
     pooled = [_pooled(jobs)] if strategy.local.pooled else jobs
     updates, found = [], workshop.engine.run(workshop.model, layout, pooled)
+    integers = strategy.local.grid(common.drawn)  # of local work that ends in them
     # What came of pooled records is everyone's.
     for job, after in zip(jobs, found if pooled is jobs else found * len(jobs), strict=True):
         start = starts[job.client]
         if personal is not None:
             after, private[job.client] = personal.split(start, job.start, after, layout)
-        updates.append(after - start)
+        updates.append(after - start if integers is None else after * integers.step)
     who = [agreement.who(member.id, member.claims, common.drawn) for member in members]
     on_air, sent = common.shared.get("channel", {}), {}
     for own, message in zip(who, staged(strategy, updates, common.shared, who, rngs), strict=True):

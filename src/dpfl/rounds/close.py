@@ -18,10 +18,11 @@ from dpfl.plugs.channels import Summed, summed
 from dpfl.rounds.aggregate import aggregate
 from dpfl.rounds.client import staged
 from dpfl.rounds.codec import FRAME_BYTES, decode_upload
-from dpfl.rounds.enrol import Agreement, Plan, Run, Uplink
+from dpfl.rounds.enrol import Agreement, Run
+from dpfl.rounds.exchange import Plan, Uplink
 from dpfl.rounds.open import shared_with
 from dpfl.rounds.record import RoundRecord
-from dpfl.rounds.release import combined
+from dpfl.rounds.release import combined, combined_sum
 from dpfl.rounds.sums import SumOfUploads
 
 
@@ -62,6 +63,13 @@ def close_round(
         payload_bytes_up=sum(sent) - FRAME_BYTES * len(sent),
         bytes_down=sum(map(len, plan.downloads.values())),
     )
+    if state.round < 0 and agreement.strategy.secure:
+        arrived = arrival.added_up(state)
+        state, metrics = combined_sum(agreement, state, plan.cohort, arrived)
+        slot, ids = f"release{record.round - agreement.first_round}", arrived.ids
+        return state, arrival.told(
+            replace(record, metrics={slot: metrics}, published=bool(ids)), ids
+        )
     if state.round < 0:
         finite = {c: m for c, m in arrival.messages.items() if c not in arrival.not_finite}
         state, metrics = combined(agreement, state, plan.cohort, finite)
@@ -132,9 +140,9 @@ class _Arrival:
         """Read an upload; refuse one that the stages' server halves cannot turn into an update."""
         strategy, plan, size = self.agreement.strategy, self.plan, self.agreement.layout.size
         length = None if strategy.stages else size
-        grid = strategy.upload_grid(max(1, len(plan.cohort)))
+        grid = self.agreement.upload_grid(plan.round, max(1, len(plan.cohort)))
         if plan.round < 0:
-            length, grid = self.agreement.terms.releases[plan.round][1], None
+            length = self.agreement.terms.releases[plan.round][1]
         message = decode_upload(payload, length, self.run.name, plan.round, client, grid)
         if length is None and strategy.channel.sees_rows:
             undone = -1
@@ -174,11 +182,21 @@ class _Arrival:
             stand_ins = self._zero_updates(absent) if absent else []
             vector = sum(stand_ins, torch.zeros_like(arrived.vector))
             arrived = replace(arrived, vector=arrived.vector + vector)
-        grid = strategy.upload_grid(max(1, len(self.plan.cohort)))
-        # A sum of multiples of one step is one: what double precision lost on the way is put right.
-        vector = arrived.vector if grid is None else grid.integers(arrived.vector).mul_(grid.step)
+        vector = self._on_grid(arrived.vector)
         cohort, layout = self._cohort(arrived.ids), self.agreement.layout
         return arrived.ids, Total(vector=vector, cohort=cohort, layout=layout)
+
+    def added_up(self, state: State) -> Summed:
+        """The sum of the answers to a release; of nobody's where too few came."""
+        arrived = self._delivered(state)
+        if not isinstance(arrived, Summed):
+            return Summed(vector=torch.zeros(0), ids=())
+        return replace(arrived, vector=self._on_grid(arrived.vector))
+
+    def _on_grid(self, total: Tensor) -> Tensor:
+        """A sum of multiples of one step is one: put right what double precision has lost."""
+        grid = self.agreement.upload_grid(self.plan.round, max(1, len(self.plan.cohort)))
+        return total if grid is None else grid.integers(total).mul_(grid.step)
 
     def _delivered(self, state: State) -> Mapping[str, Tensor] | Summed:
         """What the channel delivers: nothing where too few uploads came for a secure sum."""

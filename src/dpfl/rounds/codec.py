@@ -2,8 +2,9 @@
 
 An upload is a frame of 40 bytes followed by numbers of four bytes, little-endian: float32, or whole
 multiples of a grid's step (int32) where noise was added on a grid, so that a sum of uploads is
-exact. The frame's tag binds it to one (run, round, client); a checksum finds damage. A download is
-a safetensors document: the start and what the plugs share.
+exact. Multiples in a release before round one have eight bytes. The frame's tag binds it to one
+(run, round, client); a checksum finds damage. A download is a safetensors document: the start and
+what the plugs share.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from dpfl.core.grid import Grid
 from dpfl.core.types import Downlink, Shared
 
 _FRAME = struct.Struct("<4sBBHiQ16sI")
-_MAGIC, _VERSION, _FLOAT32, _INTEGERS = b"DPFL", 1, 0, 1
+_MAGIC, _VERSION, _FLOAT32, _INTEGERS, _WIDE = b"DPFL", 1, 0, 1, 2
 FRAME_BYTES = _FRAME.size
 LARGEST_DOWNLINK = 1 << 32
 _SAME_VERSION = "use the same version on both sides"
@@ -49,7 +50,8 @@ def encode_upload(
             vector.detach().to(torch.float32).numpy().astype("<f4", copy=False),
         )
     else:
-        kind, numbers = _INTEGERS, grid.integers(vector.detach()).numpy().astype("<i4")
+        kind, words = _words(round_)
+        numbers = grid.integers(vector.detach()).numpy().astype(words)
     body, mark = numbers.tobytes(), tag(run, round_, client)
     head = (_MAGIC, _VERSION, kind, 0, round_, vector.numel(), mark, zlib.crc32(body))
     return _FRAME.pack(*head) + body
@@ -74,8 +76,14 @@ def decode_integers(
     payload: bytes, length: int | None, run: str, round_: int, client: str
 ) -> npt.NDArray[np.int64]:
     """Read a frame of whole multiples of a grid's step as integers: what a secure sum adds up."""
-    body = _body(payload, length, tag(run, round_, client), _INTEGERS, round_, client)
-    return np.frombuffer(body, dtype="<i4").astype(np.int64)
+    kind, words = _words(round_)
+    body = _body(payload, length, tag(run, round_, client), kind, round_, client)
+    return np.frombuffer(body, dtype=words).astype(np.int64)
+
+
+def _words(round_: int) -> tuple[int, str]:
+    """How integers travel: statistics over all records, before round one, need wide ones."""
+    return (_INTEGERS, "<i4") if round_ >= 0 else (_WIDE, "<i8")
 
 
 def _body(
@@ -87,7 +95,7 @@ def _body(
     *kind, sent_round, count, sent_tag, checksum = _FRAME.unpack_from(payload)
     body = memoryview(payload)[FRAME_BYTES:]
     own = sent_round == round_ and sent_tag == mark
-    size = f"announces {count} numbers"
+    size, wide = f"announces {count} numbers", 8 if wanted == _WIDE else 4
     for good, problem, remedy in (
         (
             kind == [_MAGIC, _VERSION, wanted, 0],
@@ -96,7 +104,7 @@ def _body(
         ),
         (own, "belongs to another run, round or client", "send each upload once, to its round"),
         (length in (None, count), size, f"send {length}"),
-        (len(body) == 4 * count, f"{size} in {len(body)} bytes", "send four bytes a number"),
+        (len(body) == wide * count, f"{size} in {len(body)} bytes", f"send {wide} bytes a number"),
         (zlib.crc32(body) == checksum, "was damaged on the way", "send it again"),
     ):
         check(good, where, problem, remedy, PeerError)

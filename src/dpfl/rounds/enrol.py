@@ -3,20 +3,22 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
+from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Claims, Cohort, Observer, Phase, Shared, State, Terms, Unit, Who
+from dpfl.core.types import Claims, Observer, Phase, State, Terms, Unit, Who
 from dpfl.plugs.base import Participant
 from dpfl.plugs.releases import Shares, release_history
+from dpfl.plugs.weights import own_weight
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds.memory import Memory
-from dpfl.rounds.sums import SumPlan, sum_plan
+from dpfl.rounds.sums import SumPlan, sum_plan, upload_grid
 from dpfl.strategy import Strategy
 
 Seen = tuple[PrivacyCost, frozenset[Observer]]
@@ -43,11 +45,24 @@ class Agreement(Memory):
 
     def who(self, client: str, claims: Claims, drawn: int) -> Who:
         """What a stage may know of a client."""
-        return Who(id=client, claims=claims, drawn=drawn, public=client in self.terms.public)
+        public, weight = client in self.terms.public, self._weights.get(client, 1.0)
+        return Who(id=client, claims=claims, drawn=drawn, public=public, weight=weight)
+
+    @cached_property
+    def _weights(self) -> dict[str, float]:
+        """Constants by which clients weigh what they send; refused where they cannot be."""
+        return {client: own_weight(self.terms.weights, client) for client, _ in self.terms.weights}
 
     def sum_plan(self, round_: int, drawn: int) -> SumPlan:
         """How the uploads of ``drawn`` clients are added up in a round over a secure sum."""
-        return self.once((round_ < 0, drawn), sum_plan, self.strategy, self.terms, drawn)
+        round_ = min(round_, 0)
+        return self.once((round_, drawn), sum_plan, self.strategy, self.terms, round_, drawn)
+
+    def upload_grid(self, round_: int, drawn: int) -> Grid | None:
+        """The grid on which uploads of ``drawn`` clients lie in a round, or in a release before
+        round one; None where they are no multiples of one step.
+        """
+        return upload_grid(self.strategy, self.terms, round_, drawn)
 
     @property
     def first_round(self) -> int:
@@ -81,7 +96,8 @@ class Agreement(Memory):
         if not self.terms.releases:
             return cost
         noise = self.strategy.local.release_noise(self.terms, participant)
-        history = release_history(self.terms.releases, noise, examples)
+        seen = partial(self.strategy.channel.shared_exposure, drawn=self.terms.population)
+        history = release_history(self.terms.releases, noise, examples, seen)
         return replace(cost, before=tuple((event,) for event in history))
 
     @cached_property
@@ -175,34 +191,6 @@ def secret_for(seed: PublicSeed | None, *labels: str | int) -> SecretRng:
     return SecretRng.from_system() if seed is None else SecretRng.simulated(seed.child(*labels))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What the server decided when it opened the round; ``over`` says why there is none, and no
-    further one.
-    """
-
-    round: int
-    cohort: Cohort = field(default_factory=lambda: Cohort(ids=(), claims={}))
-    downloads: Mapping[str, bytes] = field(default_factory=dict)
-    shared: Mapping[str, Shared] = field(default_factory=dict)
-    starts: Mapping[str, Tensor] = field(default_factory=dict)
-    unwilling: tuple[str, ...] = ()
-    over: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Uplink:
-    """What came back from a client: bytes, or the reason why there are none.
-
-    A client that abstains, fails, is late or sends something that was not agreed on is an ordinary
-    outcome of a round.
-    """
-
-    client: str
-    payload: bytes | None
-    reason: str = ""
-
-
 def enrol(
     strategy: Strategy,
     claims: Mapping[str, Claims],
@@ -238,7 +226,8 @@ def enrol(
     drawn = strategy.selection.cohort_size(population) or 1
     strategy.upload_grid(drawn)
     if strategy.channel.group(drawn) is not None:
-        sum_plan(strategy, terms, drawn)
+        for round_ in range(-len(strategy.releases), 1):
+            sum_plan(strategy, terms, round_, drawn if round_ == 0 else population)
     if strategy.personal is not None:
         strategy.personal.merge(torch.zeros(layout.size), None, layout)
     return Agreement(

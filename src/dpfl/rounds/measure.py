@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import Grid
 from dpfl.core.random import SecretRng
 from dpfl.core.types import State
@@ -13,6 +14,7 @@ from dpfl.engine.process import one_thread
 from dpfl.engine.trace import channels_last
 from dpfl.models.checks import in_mode, outputs_of
 from dpfl.plugs.accounted_metric import AccountedMetric
+from dpfl.plugs.channels import Channel
 from dpfl.plugs.measures import Estimate, Measure
 from dpfl.rounds.enrol import Agreement, Run
 from dpfl.rounds.members import Member
@@ -67,6 +69,15 @@ def pooled(
     return measure.estimate(total, variance, records)
 
 
+def hidden(channel: Channel, drawn: int) -> bool:
+    """Whether so many clients can be added up: always, but over a secure sum of too few."""
+    try:
+        channel.group(drawn)
+    except PrivacyRefusal:
+        return False
+    return True
+
+
 def planned_measurement(
     accounted: AccountedMetric,
     agreement: Agreement,
@@ -78,7 +89,9 @@ def planned_measurement(
 ) -> Estimate | None:
     """Measure the published model after a round, as planned; None if nobody could answer.
 
-    Every client with test records is charged first; whose plan does not cover it abstains.
+    Every client with test records is charged first; whose plan does not cover it abstains. Over a
+    secure sum those who are left add up shares of one noise, and nobody sees a single answer;
+    nothing is measured where they are too few to be hidden among each other.
     """
     number = state.round // accounted.every - 1
     round_, task = agreement.measurement(number), next(iter(members.values())).task
@@ -90,10 +103,13 @@ def planned_measurement(
     agreement.layout.write(published, model)
     write_buffers(model, state.buffers)
     stds, answers, records = {}, {}, 0
-    for client, own in sorted(asked.items()):
-        if client not in abstaining:
-            stds[client] = agreement.release_noise(round_, own.participant)
-            secret = run.secret("measured", number, client)
-            answers[client] = measured_answer(measure, [model], own, stds[client], secret)[0]
-            records += records_of(own)
+    there = {client: own for client, own in sorted(asked.items()) if client not in abstaining}
+    if there and not hidden(agreement.strategy.channel, len(there)):
+        return None
+    for client, own in there.items():
+        noise = agreement.release_noise(round_, own.participant)
+        stds[client] = agreement.strategy.channel.noise_share(noise, len(there))
+        secret = run.secret("measured", number, client)
+        answers[client] = measured_answer(measure, [model], own, stds[client], secret)[0]
+        records += records_of(own)
     return pooled(measure, answers, stds, records) if answers else None

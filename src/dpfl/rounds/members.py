@@ -31,8 +31,12 @@ class Member:
     @property
     def participant(self) -> Participant:
         """The member's own side of the contract, for planning its local work."""
-        examples, settings = self.shard.examples, self.client_settings
-        return Participant(examples=examples, client_settings=settings, budget=self.budget)
+        return Participant(
+            examples=self.shard.examples,
+            client_settings=self.client_settings,
+            budget=self.budget,
+            client=self.id,
+        )
 
 
 def true_claims(budget: Budget | None, examples: int) -> Claims:

@@ -9,7 +9,8 @@ from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Cohort, Downlink, Shared, State
 from dpfl.plugs.selection import Everyone
 from dpfl.rounds.codec import encode_download
-from dpfl.rounds.enrol import Agreement, Plan, Run
+from dpfl.rounds.enrol import Agreement, Run
+from dpfl.rounds.exchange import Plan
 from dpfl.rounds.plans import charge_world, plan_world
 
 _NOBODY = "no client can afford another one"

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError
-from dpfl.core.grid import Grid
+from dpfl.core.grid import LARGEST_RELEASE, Grid
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Adjacency, Claims, Cohort, Metrics, State
 from dpfl.engine.process import one_thread
 from dpfl.models.checks import in_mode, outputs_of
 from dpfl.numerics import clipping
+from dpfl.plugs.channels import Summed
 from dpfl.plugs.releases import Release, Shape
 from dpfl.privacy.calibrate import calibrate
 from dpfl.rounds.enrol import Agreement
@@ -46,13 +47,19 @@ def write_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 @one_thread()
 def release_answer(
-    agreement: Agreement, round_: int, member: Member, model: nn.Module, rng: SecretRng
+    agreement: Agreement,
+    round_: int,
+    member: Member,
+    model: nn.Module,
+    rng: SecretRng,
+    drawn: int = 1,
 ) -> Tensor:
-    """One client's noisy sum of the statistic over its records.
+    """One client's noisy sum of the statistic over its records, where ``drawn`` are asked.
 
     *Formal guarantees.* Every record's row is computed on its own, scaled into the bound and
     added up in double precision; a row that is not finite counts as zero. The sum is rounded
     onto the grid of the noise that the client's own budget asks for, and noise is added there.
+    Over a secure sum the grid is that of a share of the noise that all have in common.
     """
     release, shard = agreement.strategy.releases[round_], member.shard
     shape = agreement.buffer_shapes[release.into]
@@ -65,8 +72,11 @@ def release_answer(
         good = rows.shape == (len(chosen), numbers)
         check(good, "release", problem, "match statistic and numbers")
         total += clipping.clip(rows.to(torch.float32), release.bound).to(torch.float64).sum(dim=0)
-    noise = agreement.release_noise(round_, member.participant)
-    return Grid.of(noise * release.bound).noised(total, rng).to(torch.float32)
+    noise = agreement.release_noise(round_, member.participant) * release.bound
+    grid = agreement.upload_grid(round_, drawn)
+    if grid is None:
+        return Grid.of(noise).noised(total, rng).to(torch.float32)
+    return grid.noisy_integers(total, rng, LARGEST_RELEASE).mul_(grid.step)
 
 
 class _Reached(Exception):
@@ -101,18 +111,39 @@ def combined(
     Answers count by how precise they are, (records / noise)^2, as far as claims tell; a false claim
     moves the buffer, never what anyone is charged.
     """
-    release = agreement.strategy.releases[state.round]
-    shape = agreement.buffer_shapes[release.into]
     precision = {client: _precision(cohort.claims[client]) for client in messages}
     total = sum(precision.values())
-    mean = torch.zeros(release.numbers(shape), dtype=torch.float64)
+    mean = torch.zeros(agreement.terms.releases[state.round][1], dtype=torch.float64)
     for client, message in sorted(messages.items()):
         share = precision[client] / total if total > 0 else 1 / len(messages)
         mean += share * message.to(torch.float64) / max(1, cohort.claims[client].examples)
+    return _written(agreement, state, mean, len(messages))
+
+
+def combined_sum(
+    agreement: Agreement, state: State, cohort: Cohort, total: Summed
+) -> tuple[State, Metrics]:
+    """The state with the buffer that the sum of the answers makes; as it was without answers.
+
+    The sum is divided by all records that those who answered claim.
+    """
+    records = sum(max(1, cohort.claims[client].examples) for client in total.ids)
+    return _written(agreement, state, total.vector / max(1, records), len(total.ids))
+
+
+def _written(
+    agreement: Agreement, state: State, mean: Tensor, answers: int
+) -> tuple[State, Metrics]:
+    """The state with the buffer that a noisy mean makes, where there were answers."""
+    if not answers:
+        nothing: Metrics = {"answers": 0, "used": "no"}
+        return replace(state, round=state.round + 1), nothing
+    release = agreement.strategy.releases[state.round]
+    shape = agreement.buffer_shapes[release.into]
     result = release.result(mean, shape).to(torch.float32)
-    good = bool(messages) and bool(torch.isfinite(result).all())
+    good = bool(torch.isfinite(result).all())
     buffers = {**state.buffers, release.into: result} if good else dict(state.buffers)
-    metrics: Metrics = {"answers": len(messages), "used": "yes" if good else "no"}
+    metrics: Metrics = {"answers": answers, "used": "yes" if good else "no"}
     return replace(state, round=state.round + 1, buffers=buffers), metrics
 
 

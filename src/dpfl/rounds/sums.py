@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from dpfl.core.checks import check
 from dpfl.core.errors import PeerError
+from dpfl.core.grid import LARGEST_RELEASE, Grid
 from dpfl.core.grid_noise import LARGEST
 from dpfl.core.types import Terms
 from dpfl.secure_sum.group import Group
@@ -57,18 +58,33 @@ class SumOfUploads:
         check(good, "secure sum", problem, remedy, PeerError)
 
 
-def sum_plan(strategy: Strategy, terms: Terms, drawn: int) -> SumPlan:
+def upload_grid(strategy: Strategy, terms: Terms, round_: int, drawn: int) -> Grid | None:
+    """The grid on which uploads of a round lie, or of a release before round one; None where they
+    are no multiples of one step.
+    """
+    if round_ >= 0:
+        return strategy.upload_grid(drawn)
+    if not strategy.secure:
+        return None
+    noise = terms.release_noise[round_] * strategy.releases[round_].bound
+    return Grid.of(strategy.channel.noise_share(noise, drawn))
+
+
+def sum_plan(strategy: Strategy, terms: Terms, round_: int, drawn: int) -> SumPlan:
     """Plan the sum of one round's uploads; refused where it cannot hide, or add up, anything."""
-    group, grid = strategy.channel.group(drawn), strategy.upload_grid(drawn)
+    group, grid = strategy.channel.group(drawn), upload_grid(strategy, terms, round_, drawn)
     problem = "its uploads are not whole multiples of one step, which a secure sum adds up"
     check(grid is not None, strategy.name, problem, "use with_secure_sum")
     problem = f"{type(strategy.channel).__name__} is no secure sum"
     check(group is not None, strategy.name, problem, "use with_secure_sum")
     assert grid is not None
     assert group is not None
-    sent = strategy.sent(drawn, terms)
-    largest = math.ceil(sent.bound / grid.step) + LARGEST + 1
-    return SumPlan(step=grid.step, numbers=sent.numbers, largest=largest, group=group)
+    if round_ < 0:
+        numbers, largest = terms.releases[round_][1], LARGEST_RELEASE + LARGEST
+        return SumPlan(step=grid.step, numbers=numbers, largest=largest, group=group)
+    sent, cut_off = strategy.sent(drawn, terms), strategy.cut_off
+    bound = math.ceil(sent.bound / grid.step) + 1 if cut_off is None else cut_off
+    return SumPlan(step=grid.step, numbers=sent.numbers, largest=bound + LARGEST, group=group)
 
 
 def _most(integers: Integers) -> int:

@@ -4,7 +4,8 @@
 a bounded statistic of its own test records, and its account is charged before anything is computed.
 
 *Formal guarantees.* Per test record, zero-out adjacency (the number of test records is public),
-against the server, which sees each client's noisy sums. The models are taken as public. Test and
+against the server, which sees each client's noisy sums, or over a secure sum nothing but their sum
+under the noise of all honest clients. The models are taken as public. Test and
 training records of one client are charged to the same account: together they cost the sum, also
 where they are different records, because one person may have several.
 """
@@ -21,7 +22,9 @@ from torch import nn
 from dpfl.core.checks import check
 from dpfl.core.types import Promise
 from dpfl.data.federation import Federation
+from dpfl.plugs.channels import Digital
 from dpfl.plugs.measures import Estimate, Measure, make_measure
+from dpfl.plugs.secure_sum import SecureSum
 from dpfl.privacy.accountant import Spend, shown
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.flags import Flag
@@ -74,7 +77,8 @@ class AccountedEvaluation(Accounted):
     """A noisy metric on private test records.
 
     ``value`` is the metric over all test records, ``standard_error`` that of the noise.
-    ``by_client`` has each client's own noisy value, which the server can see too.
+    ``by_client`` has each client's own noisy value, which the server can see too; it is empty over
+    a secure sum, where nobody sees one.
     """
 
     value: float
@@ -112,6 +116,7 @@ def evaluate(
     new_ledger: bool = False,
     filter: FilterName = "renyi",  # noqa: A002 - as in train
     seed: int | None = None,
+    secure_sum: SecureSum | None = None,
 ) -> AccountedEvaluation:
     """Measure a model on the clients' private test records, with noise, and charge their accounts.
 
@@ -132,9 +137,17 @@ def evaluate(
         new_ledger: Make the file: this is its first use.
         filter: How runs add up in a new ledger file (:mod:`dpfl.privacy.filters`).
         seed: Makes the noise repeatable, and NOT PRIVATE.
+        secure_sum: Clients add shares of one noise, and nobody sees a single client's sums; left
+            out, everyone adds all of it.
     """
     measure = make_measure(metric, federation.task, bound, bins)
-    level = NoiseLevel(epsilon=epsilon, noise_multiplier=noise_multiplier, delta=delta, seed=seed)
+    level = NoiseLevel(
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        seed=seed,
+        channel=secure_sum or Digital(),
+    )
     with closing(open_ledger(ledger, new_ledger, filter)) as book:
         found = noisy_sums([model], federation, measure, level, book)
     rows = {client: answer[0] for client, answer in found.answers.items()}
@@ -142,6 +155,7 @@ def evaluate(
     own = {
         client: measure.estimate(row, found.stds[client] ** 2, found.counts[client])
         for client, row in rows.items()
+        if found.rows
     }
     return AccountedEvaluation(**found.shared(measure), **vars(whole), by_client=own)
 
@@ -160,6 +174,7 @@ def select(
     new_ledger: bool = False,
     filter: FilterName = "renyi",  # noqa: A002 - as in train
     seed: int | None = None,
+    secure_sum: SecureSum | None = None,
 ) -> AccountedSelection:
     """Choose the best of several models by a noisy metric on the clients' private test records.
 
@@ -182,12 +197,20 @@ def select(
         new_ledger: Make the file: this is its first use.
         filter: How runs add up in a new ledger file (:mod:`dpfl.privacy.filters`).
         seed: Makes the noise repeatable, and NOT PRIVATE.
+        secure_sum: Clients add shares of one noise, and nobody sees a single client's sums; left
+            out, everyone adds all of it.
     """
     remedy = "give candidates as {name: model}"
     good = isinstance(models, Mapping) and bool(models)
     check(good, "select", "was given no candidates", remedy)
     measure = make_measure(metric, federation.task, bound, bins)
-    level = NoiseLevel(epsilon=epsilon, noise_multiplier=noise_multiplier, delta=delta, seed=seed)
+    level = NoiseLevel(
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        seed=seed,
+        channel=secure_sum or Digital(),
+    )
     names = sorted(models)
     with closing(open_ledger(ledger, new_ledger, filter)) as book:
         found = noisy_sums([models[name] for name in names], federation, measure, level, book)

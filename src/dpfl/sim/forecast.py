@@ -7,7 +7,7 @@ methods; it does not predict accuracy. ``describe``, ``plan`` and ``run`` all us
 
 Record level    noise^2 = sum_i w_i^2 v_i, v_i = steps x lr^2 x d x (clip z_i / b)^2 (Robust-HDP,
                 Eq. 3 and 7), with the weights and gains that the plugs expect; momentum and pulls
-                filter noise and signal (:func:`dpfl.plugs.local_work.step_responses`)
+                filter noise and signal (:func:`dpfl.plugs.update_noise.step_responses`)
 Client level    noise = z clip sqrt(d) / cohort with z the noise in the sum over one client's clip,
                 times the gains of the plugs behind it
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Observer, Promise
 from dpfl.plugs.base import Gain
-from dpfl.plugs.local_work import noise_variance, step_responses
+from dpfl.plugs.update_noise import noise_variance, step_responses
 from dpfl.rounds import Agreement
 from dpfl.rounds.members import Member
 
@@ -86,6 +86,7 @@ def _records(agreement: Agreement, members: Mapping[str, Member]) -> float:
     for client in ids:
         participant = members[client].participant
         phases = agreement.phases(participant)
+        phases = strategy.local.in_cohort(phases, max(1, round(terms.expected_cohort)))
         noise[client] = noise_variance(phases, participant.examples, layout.size)
         signal[client] = sum(
             phase.lr * (phase.clip or 0.0) * sum(map(abs, step_responses(phase)[0]))

@@ -7,7 +7,7 @@ computed; where one budget does not cover it, nothing is charged to anyone.
 import math
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from dpfl.core.random import PublicSeed
 from dpfl.core.types import Adjacency, Budget, Observer, Promise
 from dpfl.data.federation import Federation
 from dpfl.models import check_model
+from dpfl.plugs.channels import Channel, Digital
 from dpfl.plugs.measures import Measure, measured_exposure
 from dpfl.plugs.releases import release_noise
 from dpfl.privacy.accountant import Spend, spend
@@ -29,6 +30,7 @@ from dpfl.privacy.statement import Statement, statement
 from dpfl.rounds.enrol import secret_for
 from dpfl.rounds.measure import measured_answer, records_of
 from dpfl.rounds.members import Member, check_budget, honest_members
+from dpfl.strategy.slots import MANY
 
 _SERVER = Observer.SERVER
 _SEEN_BY = frozenset({Observer.SERVER, Observer.WORLD})
@@ -42,6 +44,7 @@ class NoiseLevel:
     noise_multiplier: float | None
     delta: float | None
     seed: int | None
+    channel: Channel = field(default_factory=Digital)
 
     def __post_init__(self) -> None:
         one = (self.epsilon is None) != (self.noise_multiplier is None)
@@ -64,11 +67,13 @@ class NoiseLevel:
     def std(self, member: Member, numbers: int, copies: int, rule: str) -> float:
         """The noise on each number, for statistics of ``copies`` models in the unit ball.
 
-        ``rule`` is the ledger's filter, whose own curve decides what is affordable.
+        ``rule`` is the ledger's filter, whose own curve decides what is affordable. Over a secure
+        sum a billionth of delta is set aside for what the sum costs beside its noise.
         """
         multiplier = self.noise_multiplier
         if self.epsilon is not None:
-            budget = Budget(epsilon=self.epsilon, delta=self.delta_of(member))
+            aside = 1e-9 if self.channel.group(MANY) else 0.0
+            budget = Budget(epsilon=self.epsilon, delta=self.delta_of(member) * (1 - aside))
             budget = replace(budget, accountant="renyi") if rule == "renyi" else budget
             (multiplier,) = release_noise(((1.0, numbers),), budget, self.epsilon, 1)
         assert multiplier is not None
@@ -77,7 +82,10 @@ class NoiseLevel:
 
 @dataclass(frozen=True, kw_only=True)
 class NoisySums:
-    """Noisy sums of every client, one row per model, and what they cost."""
+    """Noisy sums of every client, one row per model, and what they cost.
+
+    ``rows`` says whether anybody sees a single client's sums.
+    """
 
     answers: Mapping[str, Tensor]
     stds: Mapping[str, float]
@@ -86,6 +94,7 @@ class NoisySums:
     spent: Mapping[str, Statement]
     flags: tuple[Flag, ...]
     about: Promise
+    rows: bool
 
     @property
     def records(self) -> int:
@@ -116,17 +125,22 @@ def noisy_sums(
     check(bool(members), "evaluation", "no client has a test record", remedy, DataError)
     numbers, copies, unit = measure.numbers * len(models), len(models), federation.unit
     about = Promise(unit=unit, adjacency=Adjacency.ZERO_OUT, observer=_SERVER)
-    stds, plans = {}, []
+    stds, plans, channel = {}, [], level.channel
     for client, member in members.items():
         check_budget(member, unit=unit, observer=_SERVER)
         stds[client] = level.std(member, numbers, copies, ledger.filter)
-        events = measured_exposure(stds[client], numbers, copies, unit).events()
+    if channel.group(len(members)):  # one noise for all, of which everyone adds a share
+        stds = dict.fromkeys(stds, max(stds.values()))
+    for client, member in members.items():
+        exposure = measured_exposure(stds[client], numbers, copies, unit)
+        events = channel.shared_exposure(exposure, len(members)).events()
         cost = PrivacyCost(unit=unit, adjacency=about.adjacency, events=events)
         plan = partial(PrivacyPlan, account=client, observer=_SERVER, cost=cost)
         plans.append(plan(releases=1, delta=level.delta_of(member)))
     run = f"evaluation-{uuid.uuid4().hex[:16]}"
     _charge(ledger, run, f"evaluation: {measure.name}", plans, members, level)
     seed = None if level.seed is None else PublicSeed(level.seed).child("evaluation")
+    stds = {client: channel.noise_share(std, len(members)) for client, std in stds.items()}
     answers = {
         client: measured_answer(measure, models, own, stds[client], secret_for(seed, client))
         for client, own in members.items()
@@ -140,6 +154,7 @@ def noisy_sums(
         spent={client: line for client, line in spent.items() if line is not None},
         flags=raised(seeded=seed is not None, stratified=federation.stratified),
         about=about,
+        rows=channel.sees_rows,
     )
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from dpfl.core.types import State
-from dpfl.plugs.local_work import noise_variance
+from dpfl.plugs.update_noise import noise_variance
 from dpfl.plugs.weights import TRUE_NOISE
 from dpfl.rounds import Agreement, Run, Uplink
 from dpfl.rounds.members import Member
@@ -21,11 +22,12 @@ def true_noise(agreement: Agreement, members: Mapping[str, Member]) -> dict[str,
     """
     if not agreement.strategy.local.private:
         return dict.fromkeys(members, 0.0)
-    participants = {client: member.participant for client, member in members.items()}
-    return {
-        client: noise_variance(agreement.phases(own), own.examples, agreement.layout.size)
-        for client, own in participants.items()
-    }
+    found, share = {}, partial(agreement.strategy.local.in_cohort, drawn=len(members))
+    for client, member in members.items():
+        own = member.participant
+        phases = share(agreement.phases(own))
+        found[client] = noise_variance(phases, own.examples, agreement.layout.size)
+    return found
 
 
 def with_true_noise(state: State, noise: Mapping[str, float]) -> State:

@@ -19,9 +19,7 @@ from dpfl.privacy.calibrate import calibrate
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.events import Sampling
 from dpfl.privacy.exposure import Exposure
-from dpfl.strategy.slots import Slots
-
-_MANY = 10**6  # more clients than any group needs
+from dpfl.strategy.slots import MANY, Slots
 
 
 class Accounting(Slots):
@@ -62,7 +60,8 @@ class Accounting(Slots):
             return Exposure(unit=self.unit, numbers=terms.parameters)
         drawn = self._drawn(terms)
         exposure = self.sent(drawn, terms, phases, examples)
-        seen = self.channel.exposure(exposure, drawn)
+        shared = self.local.shares_noise
+        seen = (self.channel.shared_exposure if shared else self.channel.exposure)(exposure, drawn)
         if observer is not Observer.WORLD or seen.paid:
             return seen
         if not self.sums_only:
@@ -143,7 +142,7 @@ class Accounting(Slots):
         telling += self.stages if self.selection.sampling == "poisson" else ()
         bounded = Exposure(unit=Unit.CLIENT, bound=1.0)
         tells = any(
-            isinstance(plug, NoiseMaker) or plug.exposure(bounded, _MANY).noise > 0
+            isinstance(plug, NoiseMaker) or plug.exposure(bounded, MANY).noise > 0
             for plug in telling
         )
         fresh = self.personal is None and not self.releases
@@ -155,6 +154,8 @@ class Accounting(Slots):
         """Plan what was left open: noise from the smallest budget anyone claims, denominators from
         the population.
         """
+        if self.secure:
+            terms = self.local.plan_sum(terms, claims)
         if self.noise_makers():
             given = self.noise_multiplier
             terms = terms.with_noise(self._planned(terms, claims) if given is None else given)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Adjacency, Observer, Phase, Terms
+from dpfl.plugs.local_work import LocalWork
 from dpfl.plugs.stages import Stage
 from dpfl.strategy.accounting import Accounting
 
@@ -55,7 +56,7 @@ class Strategy(Accounting):
 
     def _check_sum(self) -> None:
         lost, given = self.channel.tolerated_dropouts, self.tolerated_dropouts
-        problem = f"its channel tolerates {lost} dropouts, and the strategy {given}"
+        problem = f"its channel plans for {lost} dropouts, {given} are tolerated"
         check(lost == given, self.name, problem, "make the two agree")
         remedy = "use a digital channel"
         problem = "a summing channel delivers no rows to clean"
@@ -86,18 +87,21 @@ class Strategy(Accounting):
         self._refuse_unless(not arrives, problem, "use stages with a linear server half")
 
     def _check_shares(self) -> None:
-        sharing = [stage for stage in self.stages if stage.shares_noise]
+        sharing: list[Stage | LocalWork] = [stage for stage in self.stages if stage.shares_noise]
+        sharing += [self.local] if self.local.shares_noise else []
+        problem = "its local work ends in shares of noise, which nothing but a secure sum adds up"
+        alone = self.secure and not self.stages and self.sums_only
+        remedy = "use with_secure_sum, and no client stages"
+        self._refuse_unless(alone or not self.local.shares_noise, problem, remedy)
         problem = "shares of noise over a cohort of random size would tell who was drawn"
         remedy = "draw a fixed number of clients (sampling = 'uniform'), or use noise = 'local'"
         self._refuse_unless(not sharing or self.selection.sampling != "poisson", problem, remedy)
-        for noise in (*sharing, *([self.channel] if self.channel.shares_noise else [])):
-            made, given = getattr(noise, "tolerated_dropouts", 0), self.tolerated_dropouts
-            known = f"{given} are tolerated"
-            if noise is not self.channel and self.channel.colluders:
-                given += self.channel.colluders
-                known += f" beside {self.channel.colluders} colluders"
+        dropouts, colluders = self.tolerated_dropouts, self.channel.colluders
+        known = f"{dropouts} are tolerated" + f" beside {colluders} colluders" * bool(colluders)
+        for noise in sharing:
+            made = getattr(noise, "tolerated_dropouts", 0)
             problem = f"noise is shared out for {made} dropouts, {known}"
-            check(made == given, self.name, problem, "make the two agree")
+            check(made == dropouts + colluders, self.name, problem, "make the two agree")
 
     def _check_promise(self) -> None:
         change = f"one changed {self.unit} may change a whole clipped update"
@@ -121,9 +125,10 @@ class Strategy(Accounting):
         self._refuse_unless(prototype.finite, problem, remedy)
 
     def _check_releases(self) -> None:
-        good = self.unit.of_data and self.local.private and self.channel.sees_rows
+        known = self.channel.sees_rows or self.secure
+        good = self.unit.of_data and self.local.private and known
         problem = "releases before round one protect records, by noise that each client adds"
-        self._refuse_unless(good, problem, "use them with DP-SGD and a digital channel")
+        self._refuse_unless(good, problem, "use them with DP-SGD, and not over the air")
         self.check_measured(0.0)
 
     def check_measured(self, measured: float) -> None:

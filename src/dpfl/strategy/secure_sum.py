@@ -7,12 +7,14 @@ add is shared out among the clients instead. What needs single uploads is refuse
 from dataclasses import replace
 
 from dpfl.core.checks import check
-from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Observer
-from dpfl.plugs.secure_sum import OUTSIDERS, SecureSum
+from dpfl.plugs.secure_sum import COMPUTATIONAL, OUTSIDERS, SecureSum
+from dpfl.plugs.shared_gradient import ALONE, SHARED, OnCommonGrid, SharedGradient
 from dpfl.plugs.stages import GaussianNoise
 from dpfl.strategy.client_level import DRAWN, HIDDEN_DRAW, SHARES, TRUSTED
 from dpfl.strategy.fit import PROTOTYPE, Strategy
+from dpfl.strategy.record_level import OWN_NOISE
 
 _SUPERSEDED = {SHARES, TRUSTED, HIDDEN_DRAW}
 
@@ -110,10 +112,36 @@ def _without_trust(strategy: Strategy) -> Strategy:
 
 
 def _record_level(strategy: Strategy, channel: SecureSum) -> Strategy:
-    """Refuse methods whose clients run DP-SGD."""
-    problem = "every client's DP-SGD carries all of its noise already"
-    where = f"secure sum of '{strategy.name}'"
-    raise PrivacyRefusal(where, problem, "use a method that protects whole clients")
+    """Weigh updates at the clients, by constants; share the noise of a single local step."""
+    where, local = f"secure sum of '{strategy.name}'", strategy.local
+    problem = "cohorts of a random size: a secure sum has a roster, which tells its size"
+    remedy = "draw a fixed number of clients: sampling = 'uniform'"
+    fixed = strategy.selection.sampling != "poisson"
+    check(fixed, where, problem, remedy, PrivacyRefusal)
+    problem = "its clients keep parts of the model, or send something else than their updates"
+    whole = strategy.personal is None and not strategy.stages
+    check(whole, where, problem, "use a method that averages updates")
+    weights = strategy.weights.by_clients()
+    problem = f"{type(strategy.weights).__name__} are not constants that claims settle beforehand"
+    remedy = "use a method that weighs all alike, or by what they claim"
+    if weights is None:
+        raise ConfigurationError(where, problem, remedy)
+    missing, shared = channel.tolerated_dropouts, local.one_step
+    sharing = shared or bool(strategy.releases)
+    seen = channel.assumptions if sharing else (channel.hides, COMPUTATIONAL)
+    kept = [text for text in strategy.assumptions if not shared or text != OWN_NOISE]
+    stages = () if shared else (OnCommonGrid(),)
+    if shared:
+        local = SharedGradient.of(local, missing + channel.colluders)
+    return replace(
+        strategy,
+        local=local,
+        channel=channel,
+        stages=stages,
+        weights=weights,
+        tolerated_dropouts=missing,
+        assumptions=(*seen, *(SHARED if shared else (ALONE,)), *kept),
+    )
 
 
 def _shares(strategy: Strategy) -> bool:

@@ -30,6 +30,8 @@ from dpfl.plugs.step import ServerSgd, Step
 from dpfl.plugs.weights import UniformWeights, Weights
 from dpfl.privacy.flags import Flag
 
+MANY = 10**6  # more clients than any group needs
+
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
@@ -145,9 +147,21 @@ class Slots:
 
     def upload_grid(self, drawn: int) -> Grid | None:
         """The grid on which uploads lie, if the last thing a client does to its update is to add
-        noise.
+        noise, or to round it.
         """
-        return self.stages[-1].grid(drawn) if self.stages else None
+        return self.stages[-1].grid(drawn) if self.stages else self.local.grid(drawn)
+
+    @property
+    def cut_off(self) -> int | None:
+        """Where the integers of an upload are cut off, before noise; None where a norm bounds
+        them.
+        """
+        return self.stages[-1].cut_off if self.stages else self.local.cut_off
+
+    @property
+    def secure(self) -> bool:
+        """Whether uploads travel over a secure sum: nobody sees a single one."""
+        return self.channel.group(MANY) is not None
 
     def figures(self) -> list[tuple[str, FigureSpec]]:
         """The pictures that the pieces declare, each with the slot whose metrics it shows."""

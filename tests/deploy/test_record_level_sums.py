@@ -1,0 +1,130 @@
+"""Record-level methods and releases over a secure sum between sites: the simulator's integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpfl.deploy.requests import TermsRequest
+from dpfl.plugs.releases import Mean
+from dpfl.rounds import close_round
+from dpfl.runs.deployment import StudyFile
+from dpfl.strategy import Strategy
+from tests.deploy.federation import FEATURES, RECORD, Desk, Federation, charged
+from tests.deploy.sums import NAMES, Talk, integers_of, pin, sum_values
+
+RELEASE = Mean(into="0.mean", share=0.2, bound=FEATURES**0.5)
+
+
+class Centre(nn.Module):
+    """Subtracts a public mean."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - self.mean
+
+
+@pytest.fixture(autouse=True)
+def _with_a_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every study begins with the mean of the records."""
+    real = StudyFile.strategy
+
+    def strategy(self: StudyFile) -> Strategy:
+        return replace(real(self), releases=(RELEASE,))
+
+    def build_model(self: StudyFile) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(Centre(), nn.Linear(FEATURES, 2))
+
+    monkeypatch.setattr(StudyFile, "strategy", strategy)
+    monkeypatch.setattr(StudyFile, "build_model", build_model)
+    yield
+
+
+def values_of(steps: int) -> dict[str, Any]:
+    values = sum_values(method="weiavg")
+    lengths = ("local_steps", "local_epochs")
+    method = {name: own for name, own in values["method"].items() if name not in lengths}
+    return {**values, "method": {**method, "local_steps": steps}}
+
+
+def made(base: Path, steps: int) -> Federation:
+    found = Federation.of(base, values_of(steps), RECORD, policy={"allow_seeded": True})
+    pin(found.sites)
+    return found
+
+
+def test_a_study_adds_up_the_simulators_integers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = []
+
+    def watched(agreement, state, plan, uplinks, run, *, total=None):  # type: ignore[no-untyped-def]
+        played.append((plan, run, total))
+        return close_round(agreement, state, plan, uplinks, run, total=total)
+
+    monkeypatch.setattr("dpfl.deploy.coordinator.close_round", watched)
+    federation = made(tmp_path, 1)
+    federation.play()
+    assert [line["round"] for line in federation.lines()] == [-1, 0]
+    assert [plan.round for plan, _, _ in played] == [-1, 0]
+    for plan, run, total in played:
+        desk = Desk(values_of(1), run=run.name)
+        sent = integers_of(desk, federation.sites, plan.round, plan.downloads["a"])
+        assert sorted(total.ids) == [*NAMES]
+        assert np.array_equal(total.integers, sum(sent.values()))
+    for site in federation.sites.values():
+        assert charged(site) == {-1, 0}
+        (line,) = site.spent()
+        assert 0 < line.epsilon <= 4
+
+
+def test_a_site_checks_weights_noise_and_how_many_were_drawn(tmp_path: Path) -> None:
+    federation, values = made(tmp_path, 1), values_of(1)
+    desk, site = Desk(values), federation.sites["a"]
+    honest = desk.agreement().terms
+
+    def answered(**lies: Any) -> str:
+        request = TermsRequest(
+            study=desk.study(),
+            run=desk.run,
+            signer="00" * 32,
+            terms=replace(honest, **lies),
+            binding=False,
+        )
+        answer = site.answer(request.to_message())
+        return "" if answer.accepted else answer.reason
+
+    assert answered() == ""
+    others = tuple(own for own in honest.weights if own[0] != "a")
+    assert "no weight of 'a'" in answered(weights=others)
+    assert "shares of one" in answered(weights=(("a", 0.9), ("b", 0.9)))
+    assert "do not belong" in answered(release_noise=())
+    # A weight only scales the site's own cost, and so does less noise.
+    assert "does not cover" in answered(weights=(("a", 1.0),), noise_multiplier=1e-4)
+    assert "does not cover" in answered(release_noise=(1e-3,))
+
+
+def test_a_download_that_names_more_drawn_sites_than_are_asked_is_refused(tmp_path: Path) -> None:
+    """Shares are made for the drawn: fewer in the sum would leave less noise than is charged."""
+    values = {**values_of(1), "secure_sum": {"tolerated_dropouts": 0}}
+    federation = Federation.of(tmp_path, values, RECORD, policy={"allow_seeded": True})
+    pin(federation.sites)
+    talk = Talk.bound(federation, values)
+    talk.folders.pop("d")
+    talk.round = -1
+    talk.share_all()
+    assert "4 sites were drawn, and 3 are asked" in talk.train("a").reason
+    assert charged(federation.sites["a"]) == set()
