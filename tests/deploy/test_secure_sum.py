@@ -21,6 +21,7 @@ from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.rounds import close_round
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.site_file import SiteFile
+from dpfl.secure_sum import member
 from dpfl.secure_sum.session import Roster
 from dpfl.secure_sum.state import Shares
 from tests.deploy.federation import Desk, Federation, WatchedGrid, charged
@@ -403,6 +404,64 @@ def test_a_site_that_is_killed_goes_on_in_its_session(bound, talk, monkeypatch):
     commits = ["store_sum in keys", "store_sum in shares", "charge_and_store in train"]
     commits += ["store_sum in survivors", "store_sum in unmask"]
     assert killed == [f"{when} {point}" for point in commits for when in ("before", "after")]
+
+
+@pytest.mark.parametrize("phase", ["keys", "shares", "survivors"])
+def test_two_messages_at_once_get_one_answer(talk, monkeypatch, phase):
+    """A second process answers while the first one works: one of the two answers is refused.
+
+    Otherwise a site would sign two lists of survivors, or share one secret out in two sessions.
+    """
+    if phase == "keys":
+        step, asked, other = "make_keys", lambda: talk.keys("a"), lambda: talk.keys("a")
+    elif phase == "shares":
+        roster = talk.make_roster()
+        smaller = Roster(terms=roster.terms, members=roster.members[:3])
+        step, asked, other = (
+            "make_shares",
+            lambda: talk.share("a"),
+            lambda: talk.share("a", smaller),
+        )
+    else:
+        talk.train_all()
+        step, asked, other = (
+            "sign_survivors",
+            lambda: talk.sign("a"),
+            lambda: talk.sign("a", ["a", "b", "c"]),
+        )
+    real, answers = getattr(member, step), []
+
+    def interrupted(*about):
+        made = real(*about)
+        monkeypatch.setattr(member, step, real)
+        answers.append(other())
+        return made
+
+    monkeypatch.setattr(member, step, interrupted)
+    answers.append(asked())
+    assert [answer.accepted for answer in answers] == [True, False]
+    assert "meanwhile" in answers[1].reason
+
+
+def test_no_two_processes_reveal_both_shares_of_a_member(talk, monkeypatch):
+    """While one process signs a list, two others sign, and unmask, another one."""
+    talk.train_all()
+    real, first = member.sign_survivors, {}
+    fewer, everyone = ["a", "b", "c"], [*NAMES]
+    signed = {name: talk.sign(name, fewer).header["sum"]["signature"] for name in ("b", "c")}
+
+    def interrupted(*about):
+        made = real(*about)
+        monkeypatch.setattr(member, "sign_survivors", real)
+        signed["a"] = talk.sign("a", fewer).header["sum"]["signature"]
+        first.update(talk.unmask("a", signed).header["sum"]["revealed"])
+        return made
+
+    monkeypatch.setattr(member, "sign_survivors", interrupted)
+    second = talk.sign("a", everyone)
+    assert set(first) == {*NAMES}
+    assert not second.accepted
+    assert "another list of survivors" in talk.sign("a", everyone).reason
 
 
 def test_a_server_that_is_killed_goes_on_in_its_session(federation, monkeypatch):

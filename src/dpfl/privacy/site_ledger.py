@@ -92,16 +92,23 @@ class SiteLedger(Ledger):
         rows = self._select("round, attempt, session, state", "sums", run=run)
         return StoredSum(*rows[0]) if rows else None
 
-    def store_sum(self, run: str, stored: StoredSum) -> None:
-        """Remember a secure sum, before the answer that follows from it leaves."""
+    def store_sum(self, run: str, before: StoredSum | None, stored: StoredSum) -> bool:
+        """Remember a secure sum, before the answer that follows from it leaves.
+
+        False, and nothing is written, where ``before`` is no longer what is remembered: another
+        process has answered meanwhile, and what follows from ``before`` must not leave as well.
+        """
         with self._transaction() as entry:
-            _write_sum(entry, run, stored)
+            same = self.stored_sum(run) == before
+            if same:
+                _write_sum(entry, run, stored)
+        return same
 
     def close_sum(self, run: str) -> None:
         """Forget the secrets of a run's last secure sum: they are overwritten on disk."""
         stored = self.stored_sum(run)
         if stored is not None and stored.state:
-            self.store_sum(run, stored._replace(state=b""))
+            self.store_sum(run, stored, stored._replace(state=b""))
             self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def charge_and_store(
