@@ -22,6 +22,7 @@ from dpfl.rounds import close_round
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.site_file import SiteFile
 from dpfl.secure_sum import member
+from dpfl.secure_sum.group import MOST_ATTEMPTS
 from dpfl.secure_sum.session import Roster
 from dpfl.secure_sum.state import Shares
 from tests.deploy.federation import Desk, Federation, WatchedGrid, charged
@@ -250,6 +251,7 @@ def test_shares_of_noise_are_made_for_those_who_are_in_the_sum(prepared, tmp_pat
         {"plan": "0"},
         {"run": "other"},
         {"round": 1},
+        {"attempt": MOST_ATTEMPTS},
     ],
     ids=str,
 )
