@@ -218,8 +218,7 @@ class SiteSum:
     def _check_terms(self, terms: SumTerms) -> None:
         """Refuse terms that do not follow from what was agreed on."""
         request, agreement = self.request, self.agreement
-        most = agreement.strategy.selection.cohort_size(agreement.terms.population)
-        most = agreement.terms.population if most is None else most
+        most = agreement.most_drawn(request.round)
         problem = f"says that {terms.asked} sites are asked, of at most {most}"
         check(2 <= terms.asked <= most, _WHERE, problem, "draw as agreed", PeerError)
         own = sum_terms(
