@@ -445,6 +445,26 @@ def test_two_messages_at_once_get_one_answer(talk, monkeypatch, phase):
     assert "meanwhile" in answers[1].reason
 
 
+def test_two_processes_never_mask_two_uploads(bound, talk, monkeypatch):
+    """Two uploads under one mask would show their difference, and two sessions one upload twice."""
+    talk.share_all()
+    real, second = member.make_masked, []
+
+    def interrupted(*about):
+        made = real(*about)
+        monkeypatch.setattr(member, "make_masked", real)
+        second.append(talk.train("a"))
+        return made
+
+    monkeypatch.setattr(member, "make_masked", interrupted)
+    first = talk.train("a")
+    assert second[0].accepted
+    assert not first.accepted
+    assert first.payload == b""
+    assert talk.train("a").payload == second[0].payload
+    assert charged(bound.sites["a"]) == {0}
+
+
 def test_no_two_processes_reveal_both_shares_of_a_member(talk, monkeypatch):
     """While one process signs a list, two others sign, and unmask, another one."""
     talk.train_all()
