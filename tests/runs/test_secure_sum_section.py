@@ -14,7 +14,7 @@ from dpfl.methods import METHODS
 from dpfl.plugs.channels import Digital
 from dpfl.plugs.secure_sum import SecureSum
 from dpfl.runs.deployment import StudyFile
-from dpfl.runs.experiment import Experiment
+from dpfl.runs.experiment import Experiment, for_method
 
 METHOD = {"lr": 0.2, "clip": 1.0, "batch_size": 16, "local_steps": 2}
 EXPERIMENT: dict[str, Any] = {
@@ -143,3 +143,11 @@ def test_a_refusal_has_the_exit_code_of_its_kind(capsys: pytest.CaptureFixture[s
     few = ["--method", "dp_fed", "--set", "secure_sum.colluders=10"]
     assert run_command(["describe", *ASKED, *few]) == 4
     assert "10 members of whom 10 may collude" in " ".join(capsys.readouterr().err.split())
+
+
+def test_references_are_run_without_a_secure_sum() -> None:
+    values = {"method": {"name": "udp_fedavg", "lr": 0.1}, "secure_sum": {"colluders": 2}}
+    assert "secure_sum" not in for_method(values, "fedavg")
+    assert "secure_sum" not in for_method(values, "pooled_dp")
+    assert for_method(values, "dp_fed")["secure_sum"] == {"colluders": 2}
+    assert "secure_sum" in for_method(values, "fedavg", compared=False)  # which is refused

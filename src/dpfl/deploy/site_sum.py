@@ -101,9 +101,9 @@ class SiteSum:
     def _survivors(self, told: Plain) -> Plain:
         """Sign the list of survivors."""
         stored, state = self._joined(told)
-        survivors = tuple(str(name) for name in told["survivors"])
+        survivors, new = tuple(str(name) for name in told["survivors"]), state.survivors is None
         state, signature = member.sign_survivors(state, self.identity, survivors)
-        self._store(stored.attempt, stored.session, state)
+        self._store(stored.attempt, stored.session, state, noted=new)
         return {"signature": signature}
 
     def _unmask(self, told: Plain) -> Plain:
@@ -204,14 +204,18 @@ class SiteSum:
         check(same, _WHERE, problem, "begin another round", PeerError)
         return stored, state
 
-    def _store(self, attempt: int, session: str, state: MemberState) -> None:
+    def _store(
+        self, attempt: int, session: str, state: MemberState, *, noted: bool = False
+    ) -> None:
         """Remember a state, before the answer that follows from it leaves.
 
-        Refused where another process has answered since: two messages at once would get two
-        answers, such as signatures under two lists of survivors.
+        ``noted``: as an entry of the ledger's hash chain. Refused where another process has
+        answered since: two messages at once would get two answers, such as signatures under two
+        lists of survivors.
         """
         stored = StoredSum(self.request.round, attempt, session, state.to_bytes())
-        alone = self.ledger.store_sum(self.request.run, self._remembered, stored)
+        before, run = self._remembered, self.request.run
+        alone = self.ledger.store_sum(run, before, stored, noted=noted)
         problem = "another message about this sum was answered meanwhile"
         check(alone, _WHERE, problem, "ask one thing after the other", PeerError)
 

@@ -84,7 +84,7 @@ class Description:
     @property
     def secure_sum(self) -> str:
         """The secure sum in words; empty where there is none."""
-        return "" if self.group is None else costs.sum_text(self.group)
+        return "" if self.group is None else costs.sum_text(self.group, self.assumptions)
 
     @property
     def protects(self) -> bool:

@@ -77,14 +77,21 @@ class SecureSum(Channel):
         return replace(shared, bound=shared.bound + coarser - finer)
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What a promise against the server rests on, in words."""
-        missing, shares = self.tolerated_dropouts, self.tolerated_dropouts + self.colluders
+    def hides(self) -> str:
+        """What is hidden, and from whom, in words."""
         members = f"{_counted(self.colluders, 'member')} of a sum may work together with it"
-        sent = f"all drawn clients but {missing}" if missing else "all drawn clients"
         return (
             f"the server is the adversary, and {members}; it sees sums over a secure sum and no "
-            "single upload, so nobody has to trust it",
+            "single upload, so nobody has to trust it"
+        )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What a promise against the server rests on, in words, where clients share noise."""
+        missing, shares = self.tolerated_dropouts, self.tolerated_dropouts + self.colluders
+        sent = f"all drawn clients but {missing}" if missing else "all drawn clients"
+        return (
+            self.hides,
             f"every sum holds the uploads of {sent}; shares of noise are made for "
             f"{_counted(shares, 'client')} fewer than are drawn, so that those of the honest ones "
             "carry all of it",
