@@ -117,6 +117,11 @@ def test_a_study_publishes_what_the_simulator_publishes(federation, monkeypatch,
     sent = integers_of(desk, federation.sites, download=plan.downloads["a"])
     assert np.array_equal(total.integers, sum(sent[name] for name in total.ids))
     assert summary["rounds"]["done"] == 1
+    lines = (federation.server / "timings.jsonl").read_text().splitlines()
+    timings = [json.loads(one) for one in lines]
+    phases = ["keys", "shares", "masked updates", "survivors", "unmask"]
+    assert [line["phase"] for line in timings] == phases
+    assert all(line["bytes_down_up"]["a"][1] > 100 for line in timings)
 
 
 def test_every_site_is_charged_once_a_round_at_the_honest_shares(federation):
