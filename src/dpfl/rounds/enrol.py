@@ -64,6 +64,12 @@ class Agreement(Memory):
         """
         return upload_grid(self.strategy, self.terms, round_, drawn)
 
+    def most_drawn(self, round_: int) -> int:
+        """How many clients a round asks at most; a release or a measurement asks everyone."""
+        population = self.terms.population
+        size = None if round_ < 0 else self.strategy.selection.cohort_size(population)
+        return population if size is None else size
+
     @property
     def first_round(self) -> int:
         """The number of the first thing that is released: 0, or less where there are releases.
@@ -80,11 +86,6 @@ class Agreement(Memory):
     def plans_for(self, round_: int) -> bool:
         """Whether there is such a round, release or measurement in the plan."""
         return -len(self.terms.releases) <= round_ < self.terms.rounds
-
-    def most_asked(self, round_: int) -> int:
-        """How many clients a round asks at most; a release or a measurement asks everyone."""
-        size = None if round_ < 0 else self.strategy.selection.cohort_size(self.terms.population)
-        return self.terms.population if size is None else size
 
     def measurement(self, number: int) -> int:
         """The (negative) round under which measurement ``number``, from 0, is charged."""
