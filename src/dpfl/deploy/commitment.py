@@ -156,7 +156,8 @@ class Commitment:
 
     def unplanned(self, round_: int) -> str:
         """Say why a round is not this site's to answer, by what is public; empty if it is."""
-        if not self.agreement.plans_for(round_):
+        terms = self.agreement.terms
+        if not -len(terms.releases) <= round_ < terms.rounds:
             return f"round {round_} is not in the plan"
         measured = round_ in self.agreement.measurements
         return NOTHING_TO_MEASURE if measured and not records_of(self.member) else ""

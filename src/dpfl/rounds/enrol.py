@@ -83,10 +83,6 @@ class Agreement(Memory):
         """The (negative) rounds under which measurements are charged, below the releases."""
         return range(-len(self.terms.releases), self.first_round)
 
-    def plans_for(self, round_: int) -> bool:
-        """Whether there is such a round, release or measurement in the plan."""
-        return -len(self.terms.releases) <= round_ < self.terms.rounds
-
     def measurement(self, number: int) -> int:
         """The (negative) round under which measurement ``number``, from 0, is charged."""
         return number - len(self.terms.releases)
