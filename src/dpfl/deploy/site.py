@@ -188,7 +188,8 @@ class Site(BoundSite):
         signed.
         """
         # What was planned and paid for is what is done.
-        same, problem = ledger.agreed(request.run) == request.digest(), "is not under agreed terms"
+        same = ledger.agreed(request.run) == request.digest()
+        problem = "is not under the agreed terms"
         check(same, "round", problem, "begin another run", PeerError)
         self.take_receipt(ledger, request.run, request.receipt, request.signer)
 
