@@ -78,17 +78,41 @@ class Adjacency(StrEnum):
     REPLACE_ONE = "replace_one"
 
 
+SUMMED = "over a secure sum"
+"""Part of the title, in a ledger, of a study whose server sees sums alone."""
+
+
 @dataclass(frozen=True, kw_only=True, order=True)
 class Promise:
-    """What an epsilon is about: two of them compare only where all three agree."""
+    """What an epsilon is about: two of them compare only where all of it agrees.
+
+    ``colluders``: so many clients may work together with the server, where noise counts that they
+    share with others over a secure sum.
+    """
 
     unit: Unit
     adjacency: Adjacency
     observer: Observer
+    colluders: int = 0
+
+    @property
+    def adversary(self) -> str:
+        """Against whom, in words."""
+        return str(self.observer) + colluding(self.colluders)
 
     def __str__(self) -> str:
-        return f"per {self.unit}, {self.adjacency} adjacency, against the {self.observer}"
+        return f"per {self.unit}, {self.adjacency} adjacency, against the {self.adversary}"
 
-    def to_dict(self) -> dict[str, str]:
-        """Return plain values."""
-        return {name: str(value) for name, value in vars(self).items()}
+    def to_dict(self) -> dict[str, str | int]:
+        """Return plain values; colluders where there may be some."""
+        about = {name: str(value) for name, value in vars(self).items() if name != "colluders"}
+        return {**about, "colluders": self.colluders} if self.colluders else {**about}
+
+
+def colluding(number: int, who: str = "client") -> str:
+    """Say who may work together with the server, to follow its name; nothing if nobody may.
+
+    >>> colluding(2), colluding(0)
+    (' with up to 2 colluding clients', '')
+    """
+    return f" with up to {number} colluding {who}{'s' * (number > 1)}" if number else ""

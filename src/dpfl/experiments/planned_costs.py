@@ -133,8 +133,8 @@ def sum_values(group: Group) -> Plain:
     return {name: getattr(group, name) for name in names}
 
 
-def sum_text(group: Group) -> str:
-    """The same in words."""
+def sum_text(group: Group, *, shares: bool) -> str:
+    """The same in words; ``shares``: whether clients share noise."""
     needed = f"{group.least} of {group.members} uploads and {group.threshold} signatures"
-    against = f"the server with up to {group.colluders} of them"
-    return f"{needed} unmask a sum; against {against} the noise of {group.honest} counts"
+    counted = f"the noise of h = {group.honest} clients" if shares else "a client's own noise alone"
+    return f"{needed} unmask a sum; {counted} counts"

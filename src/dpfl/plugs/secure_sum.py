@@ -79,15 +79,25 @@ class SecureSum(Channel):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What a promise against the server rests on, in words."""
-        missing, shares = self.tolerated_dropouts, self.tolerated_dropouts + self.colluders
+        shares = _counted(self.tolerated_dropouts + self.colluders, "client")
+        adversary, held, cipher = self.hiding
+        made = f"shares of noise are made for {shares} fewer than are drawn"
+        return (
+            adversary,
+            f"{held}; {made}, so that those of the honest ones carry all of it",
+            cipher,
+        )
+
+    @property
+    def hiding(self) -> tuple[str, ...]:
+        """The same where every client's own noise counts alone, and no share of the others."""
+        missing = self.tolerated_dropouts
         members = f"{_counted(self.colluders, 'member')} of a sum may work together with it"
         sent = f"all drawn clients but {missing}" if missing else "all drawn clients"
         return (
             f"the server is the adversary, and {members}; it sees sums over a secure sum and no "
             "single upload, so nobody has to trust it",
-            f"every sum holds the uploads of {sent}; shares of noise are made for "
-            f"{_counted(shares, 'client')} fewer than are drawn, so that those of the honest ones "
-            "carry all of it",
+            f"every sum holds the uploads of {sent}",
             COMPUTATIONAL,
         )
 

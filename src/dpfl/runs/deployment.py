@@ -10,6 +10,7 @@ from torch import nn
 
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.promise import SUMMED, colluding
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain, Unit, unit_called
 from dpfl.data.schema import Schema
@@ -155,7 +156,8 @@ class StudyFile(TomlFile):
     def title(self) -> str:
         """The study in a ledger's list."""
         title = f"{self.study.name}: {self.method.name}"
-        return title if self.task is None else f"{title}, {self.learned_text}"
+        title = title if self.task is None else f"{title}, {self.learned_text}"
+        return title + self._summed_text
 
     @property
     def seeded(self) -> bool:
@@ -205,7 +207,28 @@ class StudyFile(TomlFile):
     def method_text(self) -> str:
         """The method, the task, and whom it protects where these are persons, in words."""
         unit, text = self.strategy().unit, f"{self.method.name}, {self.learned_text}"
-        return text if unit in (Unit.RECORD, Unit.CLIENT) else f"{text}, per {unit}"
+        text = text if unit in (Unit.RECORD, Unit.CLIENT) else f"{text}, per {unit}"
+        return text + self._summed_text
+
+    @property
+    def _summed_text(self) -> str:
+        """The secure sum and its adversary, to follow other words; nothing where there is none."""
+        if self.secure_sum is None:
+            return ""
+        helped = colluding(self.strategy().promise.colluders, "site")
+        return f", {SUMMED}" + (f" against the server{helped}" if helped else "")
+
+    @property
+    def least_sites(self) -> int:
+        """With fewer sites the study does not begin or continue."""
+        summed = 0 if self.secure_sum is None else self.secure_sum.least_members
+        return max(self.run.least_sites, summed)
+
+    @property
+    def least_sites_by(self) -> str:
+        """Which settings ask for so many sites."""
+        own = self.least_sites == self.run.least_sites
+        return "least_sites" if own else "[secure_sum] tolerated_dropouts or colluders"
 
     def build_model(self) -> nn.Module:
         """Build the first model, which is the same everywhere."""

@@ -162,6 +162,11 @@ class SecureSumSection(Section):
     tolerated_dropouts: int = Field(default=0, ge=0)
     colluders: int = Field(default=1, ge=0)
 
+    @property
+    def least_members(self) -> int:
+        """How many members a sum needs at least: more than half of them must sign."""
+        return 2 * self.tolerated_dropouts + self.colluders + 1
+
     def over(self, strategy: Strategy) -> Strategy:
         """Return a strategy over this secure sum; a method that cannot be one is refused."""
         return with_secure_sum(strategy, **self.model_dump())

@@ -130,6 +130,7 @@ def _record_level(strategy: Strategy, channel: SecureSum) -> Strategy:
     stages = () if shared else (OnCommonGrid(),)
     if shared:
         local = SharedGradient.of(local, missing + channel.colluders)
+    sum_assumptions = channel.assumptions if shared else channel.hiding
     return replace(
         strategy,
         local=local,
@@ -137,7 +138,7 @@ def _record_level(strategy: Strategy, channel: SecureSum) -> Strategy:
         stages=stages,
         weights=weights,
         tolerated_dropouts=missing,
-        assumptions=(*channel.assumptions, SHARED if shared else ALONE, *strategy.assumptions),
+        assumptions=(*sum_assumptions, SHARED if shared else ALONE, *strategy.assumptions),
     )
 
 

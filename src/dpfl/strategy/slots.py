@@ -74,7 +74,17 @@ class Slots:
     @property
     def promise(self) -> Promise:
         """What an epsilon of this strategy is about."""
-        return Promise(unit=self.unit, adjacency=self.adjacency, observer=self.observer)
+        return Promise(
+            unit=self.unit,
+            adjacency=self.adjacency,
+            observer=self.observer,
+            colluders=self.channel.colluders if self.shares_noise else 0,
+        )
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether the noise that protects a client is made of what others add, too."""
+        return self.local.shares_noise or any(stage.shares_noise for stage in self.stages)
 
     @property
     def flags(self) -> tuple[Flag, ...]:
