@@ -131,7 +131,42 @@ def test_describe_says_who_must_be_there_and_whose_noise_counts(
     assert run_command(["describe", *options]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "8 of 10 uploads and 6 signatures unmask a sum" in said
-    assert "against the server with up to 1 of them the noise of 7 counts" in said
+    assert "the noise of h = 7 clients counts" in said
+    assert "against the server with up to 1 colluding client (zero_out adjacency)" in said
+
+
+def test_where_own_noise_counts_alone_nobody_is_said_to_share_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(["describe", *ASKED, "--method", "weiavg", "--local-steps", "2"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "a client's own noise alone counts" in said
+    assert "protects a record against the server (zero_out adjacency)" in said
+    assert "shares of noise" not in said
+
+
+def test_a_study_waits_for_as_many_sites_as_its_sum_needs() -> None:
+    study, _ = built(StudyFile, tolerated_dropouts=2, colluders=2)
+    assert study.least_sites == 7
+    assert "tolerated_dropouts" in study.least_sites_by
+    enough = StudyFile.from_dict({**STUDY, "run": {"rounds": 2, "least_sites": 7}})
+    plain, own = StudyFile.from_dict(STUDY), replace_section(enough, tolerated_dropouts=2)
+    assert (plain.least_sites, own.least_sites) == (2, 7)
+    assert {plain.least_sites_by, own.least_sites_by} == {"least_sites"}
+
+
+def replace_section(study: StudyFile, **section: int) -> StudyFile:
+    return StudyFile.from_dict({**study.offer(), "secure_sum": section})
+
+
+def test_the_title_in_a_ledger_names_the_adversary() -> None:
+    told = built(StudyFile, tolerated_dropouts=2, colluders=2)[0].title
+    assert (
+        told == "one: udp_fedavg, over a secure sum against the server with up to 2 colluding sites"
+    )
+    assert StudyFile.from_dict(STUDY).title == "one: udp_fedavg"
+    alone = {**STUDY, "method": {"name": "weiavg", **METHOD}, "secure_sum": {}}
+    assert StudyFile.from_dict(alone).title == "one: weiavg, over a secure sum"
 
 
 def test_a_refusal_has_the_exit_code_of_its_kind(capsys: pytest.CaptureFixture[str]) -> None:

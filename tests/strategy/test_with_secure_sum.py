@@ -19,6 +19,8 @@ from dpfl.plugs.stages import Clip, GaussianNoise
 from dpfl.plugs.weights import UniformWeights
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.flags import Flag
+from dpfl.report import words
+from dpfl.runs.result import promise_in
 from dpfl.strategy import Strategy, with_secure_sum
 from dpfl.strategy.client_level import HIDDEN_DRAW, SHARES, TRUSTED
 from dpfl.strategy.robust import with_aggregation
@@ -243,3 +245,25 @@ def test_a_cohort_that_is_too_small_is_refused_at_once() -> None:
         plain = built("udp_fedavg", selection=dpfl.FixedCohort(size=size))
         with pytest.raises(PrivacyRefusal, match=f"{size} members of whom {colluders}"):
             with_secure_sum(plain, tolerated_dropouts=1, colluders=colluders)
+
+
+@pytest.mark.parametrize(("steps", "colluders"), [(1, 2), (3, 0)])
+def test_a_promise_names_colluders_where_noise_is_shared(steps: int, colluders: int) -> None:
+    plain = dpfl.fedavg_dp(lr=0.1, clip=1.0, batch_size=8, local_steps=steps)
+    promise = dpfl.with_secure_sum(plain, colluders=2).promise
+    assert plain.promise.colluders == 0
+    assert promise.colluders == colluders
+    assert promise_in(promise.to_dict()) == promise
+    assert ("colluding" in str(promise)) == (colluders > 0)
+    assert ("colluders" in promise.to_dict()) == (colluders > 0)
+    assert (words.promise(promise) == words.promise(plain.promise)) == (colluders == 0)
+
+
+def test_a_client_level_promise_names_colluders() -> None:
+    plain = dpfl.dp_fed(lr=0.1, clip=1.0, batch_size=8, local_steps=3)
+    promise = dpfl.with_secure_sum(plain).promise
+    assert promise.adversary == "server with up to 1 colluding client"
+    said = (
+        "from the server with up to 1 colluding client, and so everyone who learns anything from it"
+    )
+    assert said in words.promise(promise)
