@@ -166,7 +166,19 @@ def test_the_title_in_a_ledger_names_the_adversary() -> None:
     )
     assert StudyFile.from_dict(STUDY).title == "one: udp_fedavg"
     alone = {**STUDY, "method": {"name": "weiavg", **METHOD}, "secure_sum": {}}
-    assert StudyFile.from_dict(alone).title == "one: weiavg, over a secure sum"
+    assert (
+        StudyFile.from_dict(alone).title
+        == "one: weiavg, over a secure sum where own noise counts alone"
+    )
+    assert built(StudyFile, colluders=0)[0].title.endswith("the server with all sites trusted")
+
+
+def test_a_study_with_one_honest_site_in_a_sum_is_refused() -> None:
+    two = {**STUDY, "study": {**STUDY["study"], "sites": ["a", "b"]}, "secure_sum": {}}
+    study = StudyFile.from_dict(two)
+    assert study.least_sites == 3
+    with pytest.raises(PrivacyRefusal, match="one honest site only"):
+        study.strategy()
 
 
 def test_a_refusal_has_the_exit_code_of_its_kind(capsys: pytest.CaptureFixture[str]) -> None:

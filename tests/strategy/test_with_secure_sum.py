@@ -247,16 +247,17 @@ def test_a_cohort_that_is_too_small_is_refused_at_once() -> None:
             with_secure_sum(plain, tolerated_dropouts=1, colluders=colluders)
 
 
-@pytest.mark.parametrize(("steps", "colluders"), [(1, 2), (3, 0)])
-def test_a_promise_names_colluders_where_noise_is_shared(steps: int, colluders: int) -> None:
+@pytest.mark.parametrize(("steps", "colluders"), [(1, 2), (1, 0), (3, math.inf)])
+def test_a_promise_names_colluders_where_noise_is_shared(steps: int, colluders: float) -> None:
     plain = dpfl.fedavg_dp(lr=0.1, clip=1.0, batch_size=8, local_steps=steps)
-    promise = dpfl.with_secure_sum(plain, colluders=2).promise
-    assert plain.promise.colluders == 0
+    promise = dpfl.with_secure_sum(plain, colluders=min(colluders, 2)).promise
+    assert plain.promise.colluders == math.inf
     assert promise.colluders == colluders
     assert promise_in(promise.to_dict()) == promise
-    assert ("colluding" in str(promise)) == (colluders > 0)
-    assert ("colluders" in promise.to_dict()) == (colluders > 0)
-    assert (words.promise(promise) == words.promise(plain.promise)) == (colluders == 0)
+    named = "colluding" if colluders else "all clients trusted"
+    assert (named in str(promise)) == (colluders < math.inf)
+    assert ("colluders" in promise.to_dict()) == (colluders < math.inf)
+    assert (words.promise(promise) == words.promise(plain.promise)) == math.isinf(colluders)
 
 
 def test_a_client_level_promise_names_colluders() -> None:

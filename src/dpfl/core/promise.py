@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -86,14 +87,14 @@ SUMMED = "over a secure sum"
 class Promise:
     """What an epsilon is about: two of them compare only where all of it agrees.
 
-    ``colluders``: so many clients may work together with the server, where noise counts that they
-    share with others over a secure sum.
+    ``colluders``: so many clients may work together with the server. It is finite where clients
+    share noise over a secure sum, and that of the others is counted on.
     """
 
     unit: Unit
     adjacency: Adjacency
     observer: Observer
-    colluders: int = 0
+    colluders: float = math.inf
 
     @property
     def adversary(self) -> str:
@@ -103,16 +104,19 @@ class Promise:
     def __str__(self) -> str:
         return f"per {self.unit}, {self.adjacency} adjacency, against the {self.adversary}"
 
-    def to_dict(self) -> dict[str, str | int]:
-        """Return plain values; colluders where there may be some."""
+    def to_dict(self) -> dict[str, str | float]:
+        """Return plain values; colluders where their number counts."""
         about = {name: str(value) for name, value in vars(self).items() if name != "colluders"}
-        return {**about, "colluders": self.colluders} if self.colluders else {**about}
+        return {**about} if math.isinf(self.colluders) else {**about, "colluders": self.colluders}
 
 
-def colluding(number: int, who: str = "client") -> str:
-    """Say who may work together with the server, to follow its name; nothing if nobody may.
+def colluding(number: float, who: str = "client") -> str:
+    """Say how many may work together with the server, to follow its name; nothing if all may.
 
-    >>> colluding(2), colluding(0)
-    (' with up to 2 colluding clients', '')
+    >>> colluding(2), colluding(0), colluding(math.inf)
+    (' with up to 2 colluding clients', ' with all clients trusted', '')
     """
-    return f" with up to {number} colluding {who}{'s' * (number > 1)}" if number else ""
+    if math.isinf(number):
+        return ""
+    many = f"up to {number:g} colluding {who}{'s' * (number > 1)}"
+    return f" with {many if number else f'all {who}s trusted'}"

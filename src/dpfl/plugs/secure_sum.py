@@ -92,7 +92,9 @@ class SecureSum(Channel):
     def hiding(self) -> tuple[str, ...]:
         """The same where every client's own noise counts alone, and no share of the others."""
         missing = self.tolerated_dropouts
-        members = f"{_counted(self.colluders, 'member')} of a sum may work together with it"
+        members = "the members of its sums are trusted"
+        if self.colluders:
+            members = f"{_counted(self.colluders, 'member')} of a sum may work together with it"
         sent = f"all drawn clients but {missing}" if missing else "all drawn clients"
         return (
             f"the server is the adversary, and {members}; it sees sums over a secure sum and no "

@@ -53,8 +53,9 @@ def promise(promised: Promise, spent: float | None = None, by_server: float = ma
     if promised.observer is Observer.NOBODY:
         return "This method protects nobody: it is shown to tell what privacy costs."
     who = f"Each {promised.unit}" if promised.unit.of_data else "The whole contribution of a site"
-    helped = colluding(promised.colluders) + "," * (promised.colluders > 0)
-    adversary = ADVERSARY[promised.observer].replace("server,", f"server{helped or ','}")
+    adversary = ADVERSARY[promised.observer]
+    if helped := colluding(promised.colluders):
+        adversary = adversary.replace("server,", f"server{helped},")
     said = f"{who} is protected, from {adversary}."
     if promised.observer is not Observer.WORLD:
         return said

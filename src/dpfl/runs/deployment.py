@@ -18,6 +18,7 @@ from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs import sections
 from dpfl.runs.site_file import Name
 from dpfl.runs.toml_file import Section, TomlFile, read_toml
+from dpfl.secure_sum.trust import LEAST_HONEST
 from dpfl.strategy import Strategy
 from dpfl.tasks import Classification, MetricWords, Task
 
@@ -177,7 +178,11 @@ class StudyFile(TomlFile):
         """Make the method's strategy; one that exists in a simulation only is refused."""
         sites = len(self.study.sites)
         strategy = self.method.strategy(self.run, self.server, self.secure_sum, sites)
-        strategy.channel.group(strategy.selection.cohort_size(sites) or sites)
+        group = strategy.channel.group(strategy.selection.cohort_size(sites) or sites)
+        problem = "every sum holds one honest site only, and sites ask for 2 or more"
+        remedy = "ask more sites, or tolerate fewer dropouts and colluders"
+        good = group is None or group.honest >= LEAST_HONEST
+        check(good, "[secure_sum]", problem, remedy, PrivacyRefusal)
         where, channel = f"method '{self.method.name}'", type(strategy.channel).__name__
         problem = f"its channel ({channel}) exists in a simulation only: real sites send messages"
         problem += " one by one, and the guarantee rests on their sum"
@@ -215,8 +220,10 @@ class StudyFile(TomlFile):
         """The secure sum and its adversary, to follow other words; nothing where there is none."""
         if self.secure_sum is None:
             return ""
-        helped = colluding(self.strategy().promise.colluders, "site")
-        return f", {SUMMED}" + (f" against the server{helped}" if helped else "")
+        if not self.strategy().shares_noise:
+            return f", {SUMMED} where own noise counts alone"
+        helped = colluding(self.secure_sum.colluders, "site")
+        return f", {SUMMED} against the server{helped}"
 
     @property
     def least_sites(self) -> int:

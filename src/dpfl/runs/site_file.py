@@ -13,7 +13,7 @@ from dpfl.core.types import Budget, ClientSettings, Observer, Plain, Unit
 from dpfl.privacy.accountant import SMALLEST_DELTA
 from dpfl.runs.toml_file import Section, TomlFile
 from dpfl.runs.validation import IDENTITY_KEY
-from dpfl.secure_sum.trust import Trust
+from dpfl.secure_sum.trust import LEAST_HONEST, Trust
 
 SITE_FILE = "site.toml"
 _UNITS = "give 'record', 'client', or the schema's word for a person"
@@ -133,7 +133,7 @@ class SecureSumSection(Section):
     members: dict[Name, Annotated[str, Field(pattern=IDENTITY_KEY)]] = Field(default_factory=dict)
     colluders: int = Field(default=1, ge=1)
     count_on: list[str] = Field(default_factory=list)
-    least_honest: int = Field(default=2, ge=2)
+    least_honest: int = Field(default=LEAST_HONEST, ge=LEAST_HONEST)
 
 
 class ServerSection(Section):

@@ -9,6 +9,7 @@ The same objects are folded twice: over data, by :mod:`dpfl.rounds`, and over an
 :mod:`dpfl.strategy.accounting`, to account for it.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Self
@@ -78,7 +79,7 @@ class Slots:
             unit=self.unit,
             adjacency=self.adjacency,
             observer=self.observer,
-            colluders=self.channel.colluders if self.shares_noise else 0,
+            colluders=self.channel.colluders if self.shares_noise and self.secure else math.inf,
         )
 
     @property
