@@ -200,11 +200,12 @@ def main() -> int:
     report(sums, sites)
     if not given.quick:
         before = json.loads(LATEST.read_text()).get("secure_sum", {}) if LATEST.exists() else {}
+        others = [one for one in before.get("sites", []) if one["sites"] not in given.sites]
         new = {
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "machine": machine(),
             **({"sums": sums} if sums else {}),
-            **({"sites": sites} if sites else {}),
+            "sites": sorted(others + sites, key=lambda entry: entry["sites"]),
         }
         keep(LATEST, {"secure_sum": before | rounded(new)})
     return 1 if any(wrong(entry) for entry in sums) else 0

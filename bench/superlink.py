@@ -14,7 +14,9 @@ from bench.sites import DPFL, prepare
 from dpfl.core.files import write_safely
 from dpfl.deploy import processes, superlink
 from dpfl.deploy.progress import Progress
+from dpfl.deploy.server_sum import _WORDS
 from dpfl.deploy.site_folder import SiteFolder
+from dpfl.deploy.sum_phases import KEYS, SHARES, SURVIVORS, UNMASK
 from dpfl.runs.deployment import NetworkSection
 from dpfl.runs.site_file import SITE_FILE, SiteFile
 from dpfl.secure_sum.keys import public_half
@@ -44,11 +46,11 @@ out = ""
 LIMIT = 900.0
 HIDDEN, NUMBERS = 6250, 100_002  # of the network that sites train: 13 features, 2 classes
 ASKED = {
-    "keys": "keys",
-    "shares": "shares",
+    _WORDS[KEYS]: "keys",
+    _WORDS[SHARES]: "shares",
     "masked updates": "masked input",
-    "survivors": "signatures",
-    "unmask": "unmasking",
+    _WORDS[SURVIVORS]: "signatures",
+    _WORDS[UNMASK]: "unmasking",
 }
 
 
@@ -123,9 +125,9 @@ def by_round(seen: list[tuple[float, str]]) -> list[dict[str, Any]]:
     rounds: list[dict[str, float]] = []
     for (began, sentence), (ended, _) in itertools.pairwise(seen):
         _, found, what = sentence.partition("sites are asked for ")
-        phase = ASKED.get(what.split(" of a secure sum")[0])
+        phase = ASKED.get(what.split(",")[0])
         if found and phase:
-            if phase == "keys":
+            if phase == "keys":  # what follows belongs to the same round
                 rounds.append({})
             rounds[-1][phase] = ended - began
     return [{"phases": one, "seconds": sum(one.values())} for one in rounds]

@@ -88,7 +88,7 @@ def test_what_is_paused_counts_for_nobody() -> None:
 
 
 def test_rounds_over_a_superlink_are_told_apart(tmp_path: Path) -> None:
-    asked = "3 sites are asked for {} of a secure sum, and waited for up to 900 s"
+    asked = "Secure sum: 3 sites are asked for {}, and waited for up to 900 s"
     seen = [(0.0, ""), (1.0, "all sites are here")]
     for start in (10.0, 20.0):
         for number, what in enumerate(superlink.ASKED):

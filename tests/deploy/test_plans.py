@@ -145,7 +145,7 @@ def test_sites_that_accept_and_then_fail_do_not_change_what_is_published(
     """
     values = study_values("udp_fedavg", rounds=12, noise_multiplier=8.0, run={"cohort": 1})
     federation = Federation.of(tmp_path, values, {**CLIENT, "epsilon": 15.0})
-    original = Site._work
+    original = Site.work
 
     def fails(self: Site, *arguments: Any) -> Any:
         if self.id != "a":
@@ -153,7 +153,7 @@ def test_sites_that_accept_and_then_fail_do_not_change_what_is_published(
         return original(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Site, "_work", fails)
+        patch.setattr(Site, "work", fails)
         federation.play()
     summary = federation.summary()
     lines = federation.lines()

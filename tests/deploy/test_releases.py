@@ -117,10 +117,10 @@ def test_a_server_killed_in_a_release_or_after_it_goes_on(
     made = federation(tmp_path)
     real = module.close_round
 
-    def dies(agreement: Any, state: Any, *rest: Any) -> Any:
+    def dies(agreement: Any, state: Any, *rest: Any, **more: Any) -> Any:
         if state.round == round_:
             raise SystemExit
-        return real(agreement, state, *rest)
+        return real(agreement, state, *rest, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "close_round", dies)

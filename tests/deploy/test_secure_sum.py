@@ -204,6 +204,18 @@ def test_one_list_of_survivors(talk):
     assert "2 survivors" in talk.sign("b", ["a", "b"]).reason
 
 
+def test_a_ledger_from_before_the_signature_is_refused(bound, talk, tmp_path):
+    """Restored from a backup, it would sign another list."""
+    talk.train_all()
+    files = [bound.sites["a"].folder / name for name in ("ledger.sqlite", "ledger.sqlite-wal")]
+    kept = {path: path.read_bytes() for path in files if path.exists()}
+    assert talk.sign("a").accepted
+    for path, content in kept.items():
+        path.write_bytes(content)
+    (bound.sites["a"].folder / "ledger.sqlite-shm").unlink(missing_ok=True)
+    assert not talk.sign("a", ["a", "b", "c"]).accepted
+
+
 def test_nothing_is_unmasked_without_enough_signatures(talk):
     talk.train_all()
     signatures = {name: talk.sign(name).header["sum"]["signature"] for name in NAMES}
@@ -376,11 +388,11 @@ def test_a_site_that_is_killed_goes_on_in_its_session(bound, talk, monkeypatch):
             raise Killed
 
     def dying(name: str, real: Any) -> Any:
-        def call(self, *rest):
+        def call(self, *rest, **more):
             if self.identity() != "a":
-                return real(self, *rest)
+                return real(self, *rest, **more)
             die(f"before {name} in {phase[0]}")
-            result = real(self, *rest)
+            result = real(self, *rest, **more)
             die(f"after {name} in {phase[0]}")
             return result
 

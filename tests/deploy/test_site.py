@@ -704,7 +704,7 @@ def test_work_that_fails_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def fails(*_: Any, **__: Any) -> Any:
         raise MemoryError("too large")
 
-    monkeypatch.setattr(Site, "_work", fails)
+    monkeypatch.setattr(Site, "work", fails)
     answer = site.answer(desk.train(0))
     assert not answer.accepted
     assert "too large" not in answer.reason

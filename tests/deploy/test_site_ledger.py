@@ -39,11 +39,11 @@ def die(*rest, **more):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def arm(point):
-    real_work, real_charge = module.Site._work, SiteLedger._charge
+    real_work, real_charge = module.Site.work, SiteLedger._charge
     if point == "before work":
-        module.Site._work = die
+        module.Site.work = die
     if point == "after work":
-        module.Site._work = lambda *a: (real_work(*a), die())
+        module.Site.work = lambda *a: (real_work(*a), die())
     if point == "after checking":
         SiteLedger.charge_and_store = die
     if point == "in the transaction":

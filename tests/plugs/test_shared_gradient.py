@@ -6,6 +6,7 @@ import math
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -23,12 +24,15 @@ from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, ClientSettings, Who
 from dpfl.engine import make_engine
 from dpfl.engine.base import Job
+from dpfl.experiments.planned_costs import sum_text
 from dpfl.plugs.base import Participant
 from dpfl.plugs.local_work import DpSgd
 from dpfl.plugs.sampling import PoissonBatches
+from dpfl.plugs.secure_sum import SecureSum
 from dpfl.plugs.selection import PoissonCohort
 from dpfl.plugs.shared_gradient import ALONE, SHARED, OnCommonGrid, SharedGradient
 from dpfl.plugs.weights import EnrolledWeights, EpsilonWeights, own_weight
+from dpfl.rounds.members import honest_members
 from dpfl.strategy import Strategy, with_secure_sum
 
 CLIP = 0.7
@@ -292,11 +296,17 @@ def test_several_steps_keep_every_clients_own_noise_and_cost() -> None:
     assert isinstance(over.local, DpSgd)
     assert not over.local.shares_noise
     assert ALONE in over.assumptions
-    assert SHARED not in over.assumptions
-    assert SHARED in with_secure_sum(dpfl.weiavg(**WORK)).assumptions
+    assert not any("shares" in text for text in over.assumptions)
+    assert {*SHARED} <= {*with_secure_sum(dpfl.weiavg(**WORK)).assumptions}
     for name in "af":
         costs = [agreed(one).cost(dpfl.Observer.SERVER, participant(name)) for one in (plain, over)]
         assert costs[0] == costs[1]
+
+
+def test_a_description_says_whose_noise_counts() -> None:
+    group = SecureSum().group(6)
+    assert "the noise of 5 counts" in sum_text(group, SHARED)
+    assert "every client's own noise counts alone" in sum_text(group, (ALONE,))
 
 
 @given(seed=st.integers(0, 1000), weight=st.sampled_from([0.0, 1e-6, 0.3, 1.0]))
@@ -359,3 +369,49 @@ def test_a_client_without_a_weight_sends_its_share_of_the_noise_and_pays_next_to
     assert spent(agreement, participant("f")) < 0.01
     (phase,) = strategy.local.in_cohort(agreement.phases(participant("f")), 6)
     assert Grid.of(phase.noise_multiplier * CLIP).step > 0
+
+
+# -- persons ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_person_is_protected_as_a_record_is(most: int) -> None:
+    rng = np.random.default_rng(0)
+    who = np.repeat(np.arange(80), rng.integers(1, 6, 80))
+    table = {
+        "site": [f"s{number}" for number in who % 4],
+        "who": who.tolist(),
+        "x": (100 * rng.normal(size=len(who))).tolist(),
+        "ill": (who % 3 == 0).tolist(),
+    }
+    plain = {"target": "ill", "person": "who", "person_word": "patient"}
+    columns = {"x": {"type": "number"}, "ill": {"type": "boolean"}}
+    schema = dpfl.Schema.from_dict({**plain, "records_per_person": most, "columns": columns})
+    budgets = {f"s{i}": dpfl.Budget(epsilon=4.0, delta=1e-3) for i in range(4)}
+    made = dpfl.Federation.from_frame(table, client="site", schema=schema, budgets=budgets)
+    strategy = with_secure_sum(dpfl.weiavg(**{**WORK, "batch_size": 8}))
+    result = dpfl.train(nn.Linear(1, 2), made, strategy, rounds=2)
+    assert {line.unit for line in result.spent.values()} == {"patient"}
+    assert all(0 < line.epsilon <= 4.0 for line in result.spent.values())
+    assert "record" not in " ".join([str(result.summary.promise), *result.summary.assumptions])
+    # Brute force: without a person, all of whose records count.
+    member, model = honest_members(made)["s0"], nn.Linear(1, 2)
+    nn.init.zeros_(model.weight)
+    layout, shard, noise = Layout.of_module(model), member.shard, 0.05
+    work = SharedGradient.of(dpfl.weiavg(**WORK).local, 1)
+    bound = work.exposure((phase_of(noise, 10**6),), shard.examples, layout.size).bound
+    found = []
+    for count in (shard.examples, shard.examples - 1):
+        job = Job(
+            client="s0",
+            start=layout.read(model),
+            phases=(phase_of(noise, 10**6),),
+            features=shard.features[:count],
+            labels=shard.labels[:count],
+            rng=SecretRng.simulated(PublicSeed(0)),
+            inputs=member.inputs,
+            task=member.task,
+        )
+        found += make_engine("stacked").run(model, layout, [job])
+    moved = float((found[0] - found[1]).norm()) * noise * CLIP / SCALE
+    assert 0 < moved <= bound

@@ -321,6 +321,14 @@ def test_a_metric_is_measured_over_shares() -> None:
     assert shared.epsilon <= 1.0
     assert plain.epsilon == pytest.approx(shared.epsilon, rel=1e-3)
     assert not shared.by_client
+    # Who needs the most noise decides for all: shares of different noise would be too small for it.
+    mixed = {
+        name: replace(own, delta=1e-3 if name > "c3" else 1e-5) for name, own in budgets.items()
+    }
+    other = replace(fed, budgets=mixed)
+    common = dpfl.evaluate(nn.Linear(4, 2), other, epsilon=1.0, seed=0, secure_sum=sums)
+    assert common.standard_error == pytest.approx(shared.standard_error)
+    assert common.costs["c7"].epsilon < common.costs["c0"].epsilon <= 1.0
     with pytest.raises(PrivacyRefusal, match="nobody is left"):
         dpfl.evaluate(nn.Linear(4, 2), fed, epsilon=1.0, seed=0, secure_sum=SecureSum(colluders=8))
 

@@ -14,7 +14,7 @@ from dpfl.methods import METHODS
 from dpfl.plugs.channels import Digital
 from dpfl.plugs.secure_sum import SecureSum
 from dpfl.runs.deployment import StudyFile
-from dpfl.runs.experiment import Experiment
+from dpfl.runs.experiment import Experiment, for_method
 
 METHOD = {"lr": 0.2, "clip": 1.0, "batch_size": 16, "local_steps": 2}
 EXPERIMENT: dict[str, Any] = {
@@ -131,7 +131,7 @@ def test_describe_says_who_must_be_there_and_whose_noise_counts(
     assert run_command(["describe", *options]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "8 of 10 uploads and 6 signatures unmask a sum" in said
-    assert "the noise of h = 7 clients counts" in said
+    assert "against the server with up to 1 of them the noise of 7 counts" in said
     assert "against the server with up to 1 colluding client (zero_out adjacency)" in said
 
 
@@ -140,7 +140,7 @@ def test_where_own_noise_counts_alone_nobody_is_said_to_share_it(
 ) -> None:
     assert run_command(["describe", *ASKED, "--method", "weiavg", "--local-steps", "2"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "a client's own noise alone counts" in said
+    assert "own noise counts alone" in said
     assert "protects a record against the server (zero_out adjacency)" in said
     assert "shares of noise" not in said
 
@@ -190,3 +190,11 @@ def test_a_refusal_has_the_exit_code_of_its_kind(capsys: pytest.CaptureFixture[s
     few = ["--method", "dp_fed", "--set", "secure_sum.colluders=10"]
     assert run_command(["describe", *ASKED, *few]) == 4
     assert "10 members of whom 10 may collude" in " ".join(capsys.readouterr().err.split())
+
+
+def test_references_are_run_without_a_secure_sum() -> None:
+    values = {"method": {"name": "udp_fedavg", "lr": 0.1}, "secure_sum": {"colluders": 2}}
+    assert "secure_sum" not in for_method(values, "fedavg")
+    assert "secure_sum" not in for_method(values, "pooled_dp")
+    assert for_method(values, "dp_fed")["secure_sum"] == {"colluders": 2}
+    assert "secure_sum" in for_method(values, "fedavg", compared=False)  # which is refused

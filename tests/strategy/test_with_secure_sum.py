@@ -166,6 +166,13 @@ def test_a_sum_of_two_hides_one_share_only() -> None:
         assert exposure.noise / exposure.bound == pytest.approx(1.5, rel=1e-4)
 
 
+def test_a_sum_needs_its_uploads_whatever_is_promised() -> None:
+    """The protocol unmasks no smaller sum, also where nobody's noise is counted on."""
+    open_ = replace(built("fedavg"), channel=SecureSum(tolerated_dropouts=2), tolerated_dropouts=2)
+    assert open_.shares_needed(terms(), 20) == 18
+    assert built("fedavg").shares_needed(terms(), 20) == 0
+
+
 def test_the_low_rank_step_knows_the_noise_of_a_row() -> None:
     plain = built("fedceo", personal_starts=False, noise_multiplier=1.5)
     over = with_secure_sum(plain, tolerated_dropouts=2, colluders=1).resolve(terms())
@@ -234,7 +241,7 @@ def test_shares_and_the_channel_must_agree() -> None:
     clip, noise = over.stages
     with pytest.raises(ConfigurationError, match="2 dropouts, 2 are tolerated beside 1 colluders"):
         replace(over, stages=(clip, replace(noise, tolerated_dropouts=2)))
-    with pytest.raises(ConfigurationError, match="channel tolerates 1"):
+    with pytest.raises(ConfigurationError, match="channel plans for 1 dropouts, 2 are"):
         replace(over, channel=SecureSum(tolerated_dropouts=1, colluders=2))
     with pytest.raises(ConfigurationError, match="3 dropouts, 2 are tolerated"):
         replace(over, channel=Digital())

@@ -169,7 +169,8 @@ class Asked:
         """Build the experiment, or the same one for another method."""
         from dpfl.runs.experiment import Experiment, for_method
 
-        values = self.values() if method is None else for_method(self.values(), method)
+        values = self.values()
+        values = values if method is None else for_method(values, method, compared=False)
         check_complete(values, values.get("method", {}).get("name"))
         return Experiment.from_dict(values, str(self.file) if self.file else "options")
 

@@ -100,9 +100,9 @@ class SiteSum:
     def _survivors(self, told: Plain) -> Plain:
         """Sign the list of survivors."""
         stored, state = self._joined(told)
-        survivors = tuple(str(name) for name in told["survivors"])
+        survivors, new = tuple(str(name) for name in told["survivors"]), state.survivors is None
         state, signature = member.sign_survivors(state, self.identity, survivors)
-        self._store(stored.attempt, stored.session, state)
+        self._store(stored.attempt, stored.session, state, noted=new)
         return {"signature": signature}
 
     def _unmask(self, told: Plain) -> Plain:
@@ -196,10 +196,15 @@ class SiteSum:
         check(same, _WHERE, problem, "begin another round", PeerError)
         return stored, state
 
-    def _store(self, attempt: int, session: str, state: MemberState) -> None:
-        """Remember a state, before the answer that follows from it leaves."""
-        run, round_ = self.request.run, self.request.round
-        self.ledger.store_sum(run, StoredSum(round_, attempt, session, state.to_bytes()))
+    def _store(
+        self, attempt: int, session: str, state: MemberState, *, noted: bool = False
+    ) -> None:
+        """Remember a state, before the answer that follows from it leaves.
+
+        ``noted``: as an entry of the ledger's hash chain.
+        """
+        stored = StoredSum(self.request.round, attempt, session, state.to_bytes())
+        self.ledger.store_sum(self.request.run, stored, noted=noted)
 
     def _check_terms(self, terms: SumTerms) -> None:
         """Refuse terms that do not follow from what was agreed on."""

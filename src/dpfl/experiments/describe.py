@@ -58,8 +58,7 @@ class Description:
     client in one round, ``cohort`` is the expected number of clients in a round. ``forecast`` says
     how much noise a round would leave beside its signal. ``slow_layers`` are layers without a rule
     for per-record gradients, and why: with them DP-SGD is slow. ``counted`` is what clients hold:
-    records, or persons. ``group`` adds up a round's uploads, where there is a secure sum;
-    ``shares_noise`` says whether the noise of others counts there.
+    records, or persons. ``group`` adds up a round's uploads, where there is a secure sum.
     """
 
     method: str
@@ -81,12 +80,11 @@ class Description:
     forecast: NoiseForecast
     slow_layers: Mapping[str, str] = field(default_factory=dict)
     group: Group | None = None
-    shares_noise: bool = False
 
     @property
     def secure_sum(self) -> str:
         """The secure sum in words; empty where there is none."""
-        return "" if self.group is None else costs.sum_text(self.group, shares=self.shares_noise)
+        return "" if self.group is None else costs.sum_text(self.group, self.assumptions)
 
     @property
     def protects(self) -> bool:
@@ -185,7 +183,6 @@ def description_of(sim: Simulation, seed: PublicSeed) -> Description:
         forecast=forecast(agreement, sim.members, seed),
         slow_layers=slow_layers(sim.model) if strategy.local.private else {},
         group=strategy.channel.group(max(1, round(terms.expected_cohort))),
-        shares_noise=strategy.shares_noise,
     )
 
 

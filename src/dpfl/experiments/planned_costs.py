@@ -5,10 +5,12 @@ Everything is asked of a prepared simulation; nothing is charged.
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Observer, Plain, Unit
+from dpfl.plugs.shared_gradient import ALONE
 from dpfl.privacy import classic_rdp
 from dpfl.privacy.accountant import Spend, spend
 from dpfl.privacy.costs import PrivacyCost
@@ -133,8 +135,11 @@ def sum_values(group: Group) -> Plain:
     return {name: getattr(group, name) for name in names}
 
 
-def sum_text(group: Group, *, shares: bool) -> str:
-    """The same in words; ``shares``: whether clients share noise."""
+def sum_text(group: Group, assumptions: Collection[str]) -> str:
+    """The same in words; ``assumptions`` say whether every client's noise counts alone."""
     needed = f"{group.least} of {group.members} uploads and {group.threshold} signatures"
-    counted = f"the noise of h = {group.honest} clients" if shares else "a client's own noise alone"
-    return f"{needed} unmask a sum; {counted} counts"
+    against = f"the server with up to {group.colluders} of them"
+    counted = "every client's own noise counts alone"
+    if ALONE not in assumptions:
+        counted = f"the noise of {group.honest} counts"
+    return f"{needed} unmask a sum; against {against} {counted}"

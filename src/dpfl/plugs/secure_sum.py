@@ -77,29 +77,26 @@ class SecureSum(Channel):
         return replace(shared, bound=shared.bound + coarser - finer)
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What a promise against the server rests on, in words."""
-        shares = _counted(self.tolerated_dropouts + self.colluders, "client")
-        adversary, held, cipher = self.hiding
-        made = f"shares of noise are made for {shares} fewer than are drawn"
-        return (
-            adversary,
-            f"{held}; {made}, so that those of the honest ones carry all of it",
-            cipher,
-        )
-
-    @property
-    def hiding(self) -> tuple[str, ...]:
-        """The same where every client's own noise counts alone, and no share of the others."""
-        missing = self.tolerated_dropouts
+    def hides(self) -> str:
+        """What is hidden, and from whom, in words."""
         members = "the members of its sums are trusted"
         if self.colluders:
             members = f"{_counted(self.colluders, 'member')} of a sum may work together with it"
-        sent = f"all drawn clients but {missing}" if missing else "all drawn clients"
         return (
             f"the server is the adversary, and {members}; it sees sums over a secure sum and no "
-            "single upload, so nobody has to trust it",
-            f"every sum holds the uploads of {sent}",
+            "single upload, so nobody has to trust it"
+        )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What a promise against the server rests on, in words, where clients share noise."""
+        missing, shares = self.tolerated_dropouts, self.tolerated_dropouts + self.colluders
+        sent = f"all drawn clients but {missing}" if missing else "all drawn clients"
+        return (
+            self.hides,
+            f"every sum holds the uploads of {sent}; shares of noise are made for "
+            f"{_counted(shares, 'client')} fewer than are drawn, so that those of the honest ones "
+            "carry all of it",
             COMPUTATIONAL,
         )
 

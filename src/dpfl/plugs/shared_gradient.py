@@ -34,7 +34,8 @@ from dpfl.privacy.exposure import Exposure
 
 SHARED = (
     "noise is shared: every client adds a share to its one local step of a round, and the shares "
-    "of all honest clients protect each record"
+    "of all honest clients protect each record",
+    "each client draws its share from its own generator and keeps its record sample secret",
 )
 ALONE = (
     "every client's own noise counts alone: more than one local step; a secure sum hides single "

@@ -92,10 +92,16 @@ class SiteLedger(Ledger):
         rows = self._select("round, attempt, session, state", "sums", run=run)
         return StoredSum(*rows[0]) if rows else None
 
-    def store_sum(self, run: str, stored: StoredSum) -> None:
-        """Remember a secure sum, before the answer that follows from it leaves."""
+    def store_sum(self, run: str, stored: StoredSum, *, noted: bool = False) -> None:
+        """Remember a secure sum, before the answer that follows from it leaves.
+
+        With ``noted`` that is an entry of the chain: a copy of the ledger that lacks it would sign
+        another list of survivors.
+        """
         with self._transaction() as entry:
             _write_sum(entry, run, stored)
+            if noted:
+                entry.insert("journal", [(run, stored.round, time.time())])
 
     def close_sum(self, run: str) -> None:
         """Forget the secrets of a run's last secure sum: they are overwritten on disk."""

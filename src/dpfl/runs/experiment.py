@@ -218,10 +218,16 @@ class Experiment(TomlFile):
         return Federation.from_dataset(dataset, partition, clients, seed, learned)
 
 
-def for_method(values: Plain, method: str) -> Plain:
+def for_method(values: Plain, method: str, *, compared: bool = True) -> Plain:
     """Return the same experiment for another method; settings that only the other methods have are
     left out.
+
+    With ``compared``, references and baselines, which others are held against, are run without a
+    secure sum.
     """
-    known = find(method).settings
-    kept = {name: value for name, value in values.get("method", {}).items() if name in known}
-    return {**values, "method": {**kept, "name": method}}
+    found = find(method)
+    kept = {k: value for k, value in values.get("method", {}).items() if k in found.settings}
+    same = {**values, "method": {**kept, "name": method}}
+    if compared and (found.reference or found.baseline):
+        same.pop("secure_sum", None)
+    return same

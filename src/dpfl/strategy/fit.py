@@ -56,7 +56,7 @@ class Strategy(Accounting):
 
     def _check_sum(self) -> None:
         lost, given = self.channel.tolerated_dropouts, self.tolerated_dropouts
-        problem = f"its channel tolerates {lost} dropouts, and the strategy {given}"
+        problem = f"its channel plans for {lost} dropouts, {given} are tolerated"
         check(lost == given, self.name, problem, "make the two agree")
         remedy = "use a digital channel"
         problem = "a summing channel delivers no rows to clean"
@@ -96,14 +96,12 @@ class Strategy(Accounting):
         problem = "shares of noise over a cohort of random size would tell who was drawn"
         remedy = "draw a fixed number of clients (sampling = 'uniform'), or use noise = 'local'"
         self._refuse_unless(not sharing or self.selection.sampling != "poisson", problem, remedy)
-        for noise in (*sharing, *([self.channel] if self.channel.shares_noise else [])):
-            made, given = getattr(noise, "tolerated_dropouts", 0), self.tolerated_dropouts
-            known = f"{given} are tolerated"
-            if noise is not self.channel and self.channel.colluders:
-                given += self.channel.colluders
-                known += f" beside {self.channel.colluders} colluders"
+        dropouts, colluders = self.tolerated_dropouts, self.channel.colluders
+        known = f"{dropouts} are tolerated" + f" beside {colluders} colluders" * bool(colluders)
+        for noise in sharing:
+            made = getattr(noise, "tolerated_dropouts", 0)
             problem = f"noise is shared out for {made} dropouts, {known}"
-            check(made == given, self.name, problem, "make the two agree")
+            check(made == dropouts + colluders, self.name, problem, "make the two agree")
 
     def _check_promise(self) -> None:
         change = f"one changed {self.unit} may change a whole clipped update"

@@ -13,9 +13,12 @@ from dpfl.privacy.budgets import Spending
 from dpfl.strategy.fit import Strategy
 from dpfl.strategy.work import Work
 
-ASSUMPTIONS = (
+OWN_NOISE = (
     "each client runs its own DP-SGD with noise from its own generator and keeps its record sample "
-    "secret",
+    "secret"
+)
+ASSUMPTIONS = (
+    OWN_NOISE,
     "neighbouring data sets differ in one record replaced by nothing; the number of records is "
     "public",
     "the server may be curious; what it publishes adds nothing to what it has seen",

@@ -9,11 +9,12 @@ from dataclasses import replace
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Observer
-from dpfl.plugs.secure_sum import OUTSIDERS, SecureSum
+from dpfl.plugs.secure_sum import COMPUTATIONAL, OUTSIDERS, SecureSum
 from dpfl.plugs.shared_gradient import ALONE, SHARED, OnCommonGrid, SharedGradient
 from dpfl.plugs.stages import GaussianNoise
 from dpfl.strategy.client_level import DRAWN, HIDDEN_DRAW, SHARES, TRUSTED
 from dpfl.strategy.fit import PROTOTYPE, Strategy
+from dpfl.strategy.record_level import OWN_NOISE
 
 _SUPERSEDED = {SHARES, TRUSTED, HIDDEN_DRAW}
 
@@ -125,12 +126,13 @@ def _record_level(strategy: Strategy, channel: SecureSum) -> Strategy:
     remedy = "use a method that weighs all alike, or by what they claim"
     if weights is None:
         raise ConfigurationError(where, problem, remedy)
-    missing = channel.tolerated_dropouts
-    shared = local.one_step
+    missing, shared = channel.tolerated_dropouts, local.one_step
+    sharing = shared or bool(strategy.releases)
+    seen = channel.assumptions if sharing else (channel.hides, COMPUTATIONAL)
+    kept = [text for text in strategy.assumptions if not shared or text != OWN_NOISE]
     stages = () if shared else (OnCommonGrid(),)
     if shared:
         local = SharedGradient.of(local, missing + channel.colluders)
-    sum_assumptions = channel.assumptions if shared else channel.hiding
     return replace(
         strategy,
         local=local,
@@ -138,7 +140,7 @@ def _record_level(strategy: Strategy, channel: SecureSum) -> Strategy:
         stages=stages,
         weights=weights,
         tolerated_dropouts=missing,
-        assumptions=(*sum_assumptions, SHARED if shared else ALONE, *strategy.assumptions),
+        assumptions=(*seen, *(SHARED if shared else (ALONE,)), *kept),
     )
 
 

@@ -84,8 +84,12 @@ class Slots:
 
     @property
     def shares_noise(self) -> bool:
-        """Whether the noise that protects a client is made of what others add, too."""
-        return self.local.shares_noise or any(stage.shares_noise for stage in self.stages)
+        """Whether noise that protects a client is made of what others add, too.
+
+        Over a secure sum that of releases is.
+        """
+        shares = self.local.shares_noise or any(stage.shares_noise for stage in self.stages)
+        return shares or bool(self.releases and self.secure)
 
     @property
     def flags(self) -> tuple[Flag, ...]:
