@@ -14,6 +14,7 @@ from dpfl.core.errors import ConfigurationError, DpflError, PrivacyRefusal
 from dpfl.core.types import Adjacency, Observer, Terms
 from dpfl.methods import METHODS
 from dpfl.plugs.channels import Digital
+from dpfl.plugs.releases import Mean
 from dpfl.plugs.secure_sum import OUTSIDERS, SecureSum
 from dpfl.plugs.stages import Clip, GaussianNoise
 from dpfl.plugs.weights import UniformWeights
@@ -275,3 +276,13 @@ def test_a_client_level_promise_names_colluders() -> None:
         "from the server with up to 1 colluding client, and so everyone who learns anything from it"
     )
     assert said in words.promise(promise)
+
+
+def test_shares_of_noise_in_measurements_and_releases_name_colluders_too() -> None:
+    plain = dpfl.fedavg_dp(lr=0.1, clip=1.0, batch_size=8, local_steps=3)
+    over = dpfl.with_secure_sum(plain, colluders=2)
+    released = replace(plain, releases=(Mean(into="mean", share=0.1),))
+    assert over.promise_with(measured=True).colluders == 2
+    assert plain.promise_with(measured=True).colluders == math.inf
+    assert dpfl.with_secure_sum(released, colluders=2).promise.colluders == 2
+    assert released.promise.colluders == math.inf

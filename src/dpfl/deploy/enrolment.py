@@ -111,7 +111,7 @@ def gather(
         len(here) >= least,
         f"study '{study.study.name}'",
         f"only {len(here)} of {len(wanted)} sites enrolled within {timeout:g} s, {absent}",
-        f"start those sites, or lower {study.least_sites_by}",
+        f"start those sites, or change {study.least_sites_by}",
         PeerError,
     )
 
@@ -136,7 +136,7 @@ def accepting_sites(
             len(accepting) >= study.least_sites,
             f"study '{study.study.name}'",
             f"only {len(accepting)} sites accept its terms ({sites.why})",
-            f"change the study or those sites' policies, or lower {study.least_sites_by}",
+            f"change the study or those sites' policies, or change {study.least_sites_by}",
             PeerError,
         )
 

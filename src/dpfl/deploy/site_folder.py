@@ -30,7 +30,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dpfl.core.checks import check
 from dpfl.core.errors import DiskError, DpflError, FolderError, LedgerError, PeerError
 from dpfl.core.files import append_line, write_safely
-from dpfl.core.promise import SUMMED
 from dpfl.core.types import Observer, Plain
 from dpfl.deploy.messages import Message, write_header
 from dpfl.deploy.processes import noted_process
@@ -186,13 +185,6 @@ class SiteFolder:
             observers = ledger.observers(self.id) or [enforced]
             lines = [statement(ledger, self.id, observer) for observer in observers]
             return [line for line in lines if line is not None]
-
-    def summed(self) -> list[str]:
-        """Titles of studies over a secure sum: they say with how many sites a server may collude,
-        which the epsilons count on.
-        """
-        with closing(self.checked_ledger()) as ledger:
-            return [title for title in ledger.titles().values() if SUMMED in title]
 
 
 def log(folder: Path, sentence: str) -> None:

@@ -156,9 +156,8 @@ class StudyFile(TomlFile):
     @property
     def title(self) -> str:
         """The study in a ledger's list."""
-        title = f"{self.study.name}: {self.method.name}"
-        title = title if self.task is None else f"{title}, {self.learned_text}"
-        return title + self._summed_text
+        task = "" if self.task is None else f", {self.learned_text}"
+        return f"{self.study.name}: {self.method.name}{task}{self._summed_text}"
 
     @property
     def seeded(self) -> bool:
@@ -180,8 +179,7 @@ class StudyFile(TomlFile):
         strategy = self.method.strategy(self.run, self.server, self.secure_sum, sites)
         group = strategy.channel.group(strategy.selection.cohort_size(sites) or sites)
         problem = "every sum holds one honest site only, and sites ask for 2 or more"
-        remedy = "ask more sites, or tolerate fewer dropouts and colluders"
-        good = group is None or group.honest >= LEAST_HONEST
+        good, remedy = group is None or group.honest >= LEAST_HONEST, "name more sites"
         check(good, "[secure_sum]", problem, remedy, PrivacyRefusal)
         where, channel = f"method '{self.method.name}'", type(strategy.channel).__name__
         problem = f"its channel ({channel}) exists in a simulation only: real sites send messages"
@@ -211,9 +209,9 @@ class StudyFile(TomlFile):
     @property
     def method_text(self) -> str:
         """The method, the task, and whom it protects where these are persons, in words."""
-        unit, text = self.strategy().unit, f"{self.method.name}, {self.learned_text}"
-        text = text if unit in (Unit.RECORD, Unit.CLIENT) else f"{text}, per {unit}"
-        return text + self._summed_text
+        unit = self.strategy().unit
+        per = "" if unit in (Unit.RECORD, Unit.CLIENT) else f", per {unit}"
+        return f"{self.method.name}, {self.learned_text}{per}{self._summed_text}"
 
     @property
     def _summed_text(self) -> str:
@@ -222,20 +220,17 @@ class StudyFile(TomlFile):
             return ""
         if not self.strategy().shares_noise:
             return f", {SUMMED} where own noise counts alone"
-        helped = colluding(self.secure_sum.colluders, "site")
-        return f", {SUMMED} against the server{helped}"
+        return f", {SUMMED} against the server{colluding(self.secure_sum.colluders, 'site')}"
 
     @property
     def least_sites(self) -> int:
         """With fewer sites the study does not begin or continue."""
-        summed = 0 if self.secure_sum is None else self.secure_sum.least_members
-        return max(self.run.least_sites, summed)
+        return max(self.run.least_sites, self.secure_sum.least_members if self.secure_sum else 0)
 
     @property
     def least_sites_by(self) -> str:
         """Which settings ask for so many sites."""
-        own = self.least_sites == self.run.least_sites
-        return "least_sites" if own else "[secure_sum] tolerated_dropouts or colluders"
+        return "least_sites" if self.least_sites == self.run.least_sites else "[secure_sum]"
 
     def build_model(self) -> nn.Module:
         """Build the first model, which is the same everywhere."""

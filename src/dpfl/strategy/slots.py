@@ -75,11 +75,16 @@ class Slots:
     @property
     def promise(self) -> Promise:
         """What an epsilon of this strategy is about."""
+        return self.promise_with(measured=False)
+
+    def promise_with(self, measured: bool) -> Promise:
+        """The same; ``measured``: beside an accounted metric, whose noise is shared as well."""
+        shared = (measured or self.shares_noise) and self.secure
         return Promise(
             unit=self.unit,
             adjacency=self.adjacency,
             observer=self.observer,
-            colluders=self.channel.colluders if self.shares_noise and self.secure else math.inf,
+            colluders=self.channel.colluders if shared else math.inf,
         )
 
     @property
