@@ -14,7 +14,7 @@ from bench.sites import DPFL, prepare
 from dpfl.core.files import write_safely
 from dpfl.deploy import processes, superlink
 from dpfl.deploy.progress import Progress
-from dpfl.deploy.server_sum import _WORDS
+from dpfl.deploy.server_sum import WORDS
 from dpfl.deploy.site_folder import SiteFolder
 from dpfl.deploy.sum_phases import KEYS, SHARES, SURVIVORS, UNMASK
 from dpfl.runs.deployment import NetworkSection
@@ -46,11 +46,11 @@ out = ""
 LIMIT = 900.0
 HIDDEN, NUMBERS = 6250, 100_002  # of the network that sites train: 13 features, 2 classes
 ASKED = {
-    _WORDS[KEYS]: "keys",
-    _WORDS[SHARES]: "shares",
+    WORDS[KEYS]: "keys",
+    WORDS[SHARES]: "shares",
     "masked updates": "masked input",
-    _WORDS[SURVIVORS]: "signatures",
-    _WORDS[UNMASK]: "unmasking",
+    WORDS[SURVIVORS]: "signatures",
+    WORDS[UNMASK]: "unmasking",
 }
 
 

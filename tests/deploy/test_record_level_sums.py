@@ -91,6 +91,21 @@ def test_a_study_adds_up_the_simulators_integers(
         assert 0 < line.epsilon <= 4
 
 
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_release_asks_everyone_where_rounds_draw_a_cohort(tmp_path: Path, secure: bool) -> None:
+    values = values_of(1)
+    values = {**values, "run": {**values["run"], "cohort": 3}}
+    values["secure_sum"] = {"tolerated_dropouts": 0}
+    if not secure:
+        del values["secure_sum"]
+    federation = Federation.of(tmp_path, values, RECORD, policy={"allow_seeded": True})
+    pin(federation.sites)
+    federation.play()
+    release, round_ = federation.lines()
+    assert release["arrived"] == [*NAMES]
+    assert len(round_["arrived"]) == 3
+
+
 def test_a_site_checks_weights_noise_and_how_many_were_drawn(tmp_path: Path) -> None:
     federation, values = made(tmp_path, 1), values_of(1)
     desk, site = Desk(values), federation.sites["a"]

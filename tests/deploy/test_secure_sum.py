@@ -23,6 +23,8 @@ from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.rounds import close_round
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.site_file import SiteFile
+from dpfl.secure_sum import member
+from dpfl.secure_sum.group import MOST_ATTEMPTS
 from dpfl.secure_sum.keys import public_half
 from dpfl.secure_sum.session import Roster
 from dpfl.secure_sum.state import Shares
@@ -118,6 +120,11 @@ def test_a_study_publishes_what_the_simulator_publishes(federation, monkeypatch,
     sent = integers_of(desk, federation.sites, download=plan.downloads["a"])
     assert np.array_equal(total.integers, sum(sent[name] for name in total.ids))
     assert summary["rounds"]["done"] == 1
+    lines = (federation.server / "timings.jsonl").read_text().splitlines()
+    timings = [json.loads(one) for one in lines]
+    phases = ["keys", "shares", "masked updates", "survivors", "unmask"]
+    assert [line["phase"] for line in timings] == phases
+    assert all(line["bytes_down_up"]["a"][1] > 100 for line in timings)
 
 
 def test_every_site_is_charged_once_a_round_at_the_honest_shares(federation):
@@ -264,6 +271,7 @@ def test_shares_of_noise_are_made_for_those_who_are_in_the_sum(prepared, tmp_pat
         {"plan": "0"},
         {"run": "other"},
         {"round": 1},
+        {"attempt": MOST_ATTEMPTS},
     ],
     ids=str,
 )
@@ -418,6 +426,84 @@ def test_a_site_that_is_killed_goes_on_in_its_session(bound, talk, monkeypatch):
     commits = ["store_sum in keys", "store_sum in shares", "charge_and_store in train"]
     commits += ["store_sum in survivors", "store_sum in unmask"]
     assert killed == [f"{when} {point}" for point in commits for when in ("before", "after")]
+
+
+@pytest.mark.parametrize("phase", ["keys", "shares", "survivors"])
+def test_two_messages_at_once_get_one_answer(talk, monkeypatch, phase):
+    """A second process answers while the first one works: one of the two answers is refused.
+
+    Otherwise a site would sign two lists of survivors, or share one secret out in two sessions.
+    """
+    if phase == "keys":
+        step, asked, other = "make_keys", lambda: talk.keys("a"), lambda: talk.keys("a")
+    elif phase == "shares":
+        roster = talk.make_roster()
+        smaller = Roster(terms=roster.terms, members=roster.members[:3])
+        step, asked, other = (
+            "make_shares",
+            lambda: talk.share("a"),
+            lambda: talk.share("a", smaller),
+        )
+    else:
+        talk.train_all()
+        step, asked, other = (
+            "sign_survivors",
+            lambda: talk.sign("a"),
+            lambda: talk.sign("a", ["a", "b", "c"]),
+        )
+    real, answers = getattr(member, step), []
+
+    def interrupted(*about):
+        made = real(*about)
+        monkeypatch.setattr(member, step, real)
+        answers.append(other())
+        return made
+
+    monkeypatch.setattr(member, step, interrupted)
+    answers.append(asked())
+    assert [answer.accepted for answer in answers] == [True, False]
+    assert "meanwhile" in answers[1].reason
+
+
+def test_two_processes_never_mask_two_uploads(bound, talk, monkeypatch):
+    """Two uploads under one mask would show their difference, and two sessions one upload twice."""
+    talk.share_all()
+    real, second = member.make_masked, []
+
+    def interrupted(*about):
+        made = real(*about)
+        monkeypatch.setattr(member, "make_masked", real)
+        second.append(talk.train("a"))
+        return made
+
+    monkeypatch.setattr(member, "make_masked", interrupted)
+    first = talk.train("a")
+    assert second[0].accepted
+    assert not first.accepted
+    assert first.payload == b""
+    assert talk.train("a").payload == second[0].payload
+    assert charged(bound.sites["a"]) == {0}
+
+
+def test_no_two_processes_reveal_both_shares_of_a_member(talk, monkeypatch):
+    """While one process signs a list, two others sign, and unmask, another one."""
+    talk.train_all()
+    real, first = member.sign_survivors, {}
+    fewer, everyone = ["a", "b", "c"], [*NAMES]
+    signed = {name: talk.sign(name, fewer).header["sum"]["signature"] for name in ("b", "c")}
+
+    def interrupted(*about):
+        made = real(*about)
+        monkeypatch.setattr(member, "sign_survivors", real)
+        signed["a"] = talk.sign("a", fewer).header["sum"]["signature"]
+        first.update(talk.unmask("a", signed).header["sum"]["revealed"])
+        return made
+
+    monkeypatch.setattr(member, "sign_survivors", interrupted)
+    second = talk.sign("a", everyone)
+    assert set(first) == {*NAMES}
+    assert not second.accepted
+    assert "another list of survivors" in talk.sign("a", everyone).reason
 
 
 def test_a_server_that_is_killed_goes_on_in_its_session(federation, monkeypatch):

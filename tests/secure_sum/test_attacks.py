@@ -190,6 +190,24 @@ def test_lists_that_split_the_members_are_never_both_unmasked():
                 member.reveal(one.states[name], signed[own])
 
 
+def test_more_colluders_than_planned_can_show_a_single_input():
+    """What the documents warn of: 4 members, 1 planned colluder and 2 real ones, m002 and m003."""
+    one = make_sum(4, dropouts=1)
+    one.mask()
+    lists, sums = (("m000", "m001", "m002", "m003"), ("m001", "m002", "m003")), []
+    colluders = {name: one.states[name] for name in ("m002", "m003")}
+    for survivors, honest in zip(lists, ("m000", "m001"), strict=True):
+        states, signed = {**colluders, honest: one.states[honest]}, {}
+        for name, state in states.items():
+            states[name], signed[name] = member.sign_survivors(
+                state, one.identities[name], survivors
+            )
+        revealed = {name: member.reveal(state, signed)[1] for name, state in states.items()}
+        masked = {name: one.masked[name] for name in survivors}
+        sums.append(server.unmasked_sum(one.roster, one.announced, masked, revealed))
+    assert np.array_equal(sums[0] - sums[1], one.inputs["m000"])
+
+
 @pytest.mark.parametrize(
     ("survivors", "problem"),
     [

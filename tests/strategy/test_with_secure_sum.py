@@ -13,6 +13,7 @@ import dpfl
 from dpfl.core.errors import ConfigurationError, DpflError, PrivacyRefusal
 from dpfl.core.types import Adjacency, Observer, Terms
 from dpfl.methods import METHODS
+from dpfl.methods.dprp import RandomProjection
 from dpfl.plugs.channels import Digital
 from dpfl.plugs.releases import Mean
 from dpfl.plugs.secure_sum import OUTSIDERS, SecureSum
@@ -104,6 +105,19 @@ def test_what_is_left_open_is_planned_for_the_honest_ones() -> None:
         levels[dropouts, colluders] = settled.stages[-1].std(20) * math.sqrt(20)
     ratio = levels[2, 1] / levels[0, 0], levels[0, 9] / levels[0, 0]
     assert ratio == pytest.approx((math.sqrt(20 / 17), math.sqrt(20 / 11)), rel=1e-6)
+
+
+def test_a_bound_that_rests_on_the_servers_draw_is_refused() -> None:
+    """A server that is the adversary would draw a projection that stretches one update."""
+    plain = built("dp_fed", noise_multiplier=1.0)
+    for sure in (True, False):
+        stage = RandomProjection(dimension=300, clip=WORK["clip"], clip_after=sure)
+        projected = replace(plain, stages=(*plain.stages, stage))
+        if sure:
+            assert with_secure_sum(projected).stages[-1].clip == WORK["clip"]
+            continue
+        with pytest.raises(PrivacyRefusal, match=r"bound may fail.*clip_after"):
+            with_secure_sum(projected)
 
 
 # ---- what it costs -------------------------------------------------------------------------------

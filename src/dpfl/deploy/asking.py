@@ -19,7 +19,7 @@ def ask_uploads(
     """Ask the sites that were drawn for their uploads, or for their sum where nobody sees one."""
     if agreement.strategy.channel.sees_rows or not plan.cohort.ids:
         return ask_round(sites, folder, agreement, plan), None
-    asked = ServerSum(sites=sites, folder=folder.path, agreement=agreement, plan=plan)
+    asked = ServerSum(sites=sites, folder=folder, agreement=agreement, plan=plan)
     total = asked.play()
     return asked.uplinks(), total
 

@@ -52,6 +52,11 @@ class Message:
         return self.header.get("ok") is True
 
     @property
+    def size(self) -> int:
+        """How many bytes header and payload have."""
+        return len(write_header(self.header).encode()) + len(self.payload)
+
+    @property
     def reason(self) -> str:
         """Why an answer says no, as one short printable line: the words are the peer's own."""
         said = str(self.header.get("reason", "refused without a reason"))

@@ -154,7 +154,6 @@ def check_download(agreement: Agreement, round_: int, payload: bytes) -> None:
     download = decode_download(payload, agreement.layout.size)
     problem = f"is of round {download.round}, and round {round_} was asked for"
     check(download.round == round_, "download", problem, "ask for what is charged", PeerError)
-    size = agreement.strategy.selection.cohort_size(agreement.terms.population)
-    largest = agreement.terms.population if size is None else size
+    largest = agreement.most_drawn(round_)
     problem, remedy = f"says that {download.drawn} sites were drawn", f"draw at most {largest}"
     check(1 <= download.drawn <= largest, "download", problem, f"{remedy}, as agreed", PeerError)

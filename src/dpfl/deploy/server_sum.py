@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from dpfl.core.checks import check
@@ -24,6 +23,7 @@ from dpfl.deploy.requests import SumRequest, TrainingRequest
 from dpfl.deploy.sum_answers import read_keys, read_revealed, read_shares, read_signature
 from dpfl.deploy.sum_phases import KEYS, SHARES, SURVIVORS, UNMASK, digest_of, sum_terms
 from dpfl.rounds import Agreement, Plan, SumOfUploads, SumPlan, Uplink
+from dpfl.runs.folder import RunFolder
 from dpfl.secure_sum import server
 from dpfl.secure_sum.integers import packed_size
 from dpfl.secure_sum.session import Roster, SumTerms
@@ -31,7 +31,7 @@ from dpfl.secure_sum.session import Roster, SumTerms
 Answer = TypeVar("Answer")
 
 
-_WORDS = {
+WORDS = {
     KEYS: "keys",
     SHARES: "shares of their secrets",
     SURVIVORS: "signatures",
@@ -52,7 +52,7 @@ class ServerSum:
     """
 
     sites: Connections
-    folder: Path
+    folder: RunFolder
     agreement: Agreement
     plan: Plan
     problems: dict[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class ServerSum:
         A sum is lost where too few sites are left, and where what they reveal does not fit. Nothing
         is unmasked then.
         """
-        opened = OpenSum.read(self.folder, self.plan.round)
+        opened = OpenSum.read(self.folder.path, self.plan.round)
         try:
             if opened is None or opened.roster is None:
                 opened = self._begin(0 if opened is None else opened.attempt + 1)
@@ -96,7 +96,7 @@ class ServerSum:
         members: tuple[str, ...] = self.plan.cohort.ids
         while True:
             terms = self._terms(attempt)
-            OpenSum(round=self.plan.round, attempt=attempt).write(self.folder)
+            OpenSum(round=self.plan.round, attempt=attempt).write(self.folder.path)
             made = self._ask(KEYS, members, {"terms": asdict(terms)}, read_keys(terms))
             self._check_enough(made, terms)
             roster = server.make_roster(terms, made)
@@ -105,7 +105,7 @@ class ServerSum:
                 found = OpenSum(
                     round=self.plan.round, attempt=attempt, roster=roster, shares=shares
                 )
-                found.write(self.folder)
+                found.write(self.folder.path)
                 return found
             self._check_enough(shares, terms)
             members, attempt = tuple(sorted(shares)), attempt + 1
@@ -136,7 +136,7 @@ class ServerSum:
         if opened.survivors is None:
             self._check_enough(self.masked, roster.terms)
             opened = replace(opened, survivors=here)
-            opened.write(self.folder)
+            opened.write(self.folder.path)
         survivors = opened.survivors
         assert survivors is not None
         if survivors != here:
@@ -224,9 +224,11 @@ class ServerSum:
         """Send messages, and read the answers that are as agreed."""
         limit, found = self.sites.study.run.round_timeout, {}
         where = f"{round_name(self.plan.round).capitalize()}, secure sum"
-        asked = f"{len(messages)} sites are asked for {_WORDS.get(what, what)}"
+        asked = f"{len(messages)} sites are asked for {WORDS.get(what, what)}"
         self.sites.progress.expect(f"{where}: {asked}, and waited for up to {limit:g} s")
-        for site, reply in self.sites.ask(messages, limit).items():
+        replies = self.sites.ask(messages, limit)
+        self._note_times(what, messages, replies)
+        for site, reply in replies.items():
             problem = self._noted(site, reply)
             try:
                 if problem:
@@ -236,6 +238,16 @@ class ServerSum:
             except DpflError as error:
                 self.problems[site] = problem or str(error)
         return found
+
+    def _note_times(
+        self, what: str, messages: Mapping[str, Message], replies: Mapping[str, Reply]
+    ) -> None:
+        """Write down how long each site took for a phase, and how many bytes went each way."""
+        answered = {site: reply for site, reply in replies.items() if reply.answered}
+        size = {site: [messages[site].size, one.message.size] for site, one in answered.items()}
+        seconds = {site: round(one.seconds, 3) for site, one in answered.items()}
+        line = {"round": self.plan.round, "phase": what, "seconds": seconds, "bytes_down_up": size}
+        self.folder.append(self.folder.timings, line)
 
     def _noted(self, site: str, reply: Reply) -> str:
         """Remember whether a site will go on; where the draw is secret, nothing follows from it."""

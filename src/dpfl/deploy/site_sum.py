@@ -3,9 +3,9 @@
 *Formal guarantees.* A site masks its upload of a round in one session only. Charge, masked bytes
 and session are committed in one transaction before anything leaves; asked in the same session
 again, the site sends the same bytes, and any other session of that round is refused. It signs one
-list of survivors, after that is on disk, and gives for every member one of two shares. What is
-summed, how many must survive and how many may collude are the site's own plan, not the server's
-word.
+list of survivors, after that is on disk, and gives for every member one of two shares, in however
+many processes it is asked at once. What is summed, how many must survive and how many may collude
+are the site's own plan, not the server's word.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -170,9 +171,16 @@ class SiteSum:
 
     # -- what is remembered ------------------------------------------------------------------------
 
+    @cached_property
+    def _remembered(self) -> StoredSum | None:
+        """What was remembered of the run's last sum when this request came: read once, so that all
+        of the answer follows from it.
+        """
+        return self.ledger.stored_sum(self.request.run)
+
     def _stored(self, attempt: int | None = None) -> StoredSum | None:
         """What is remembered of this round's sum, of this attempt if one is named."""
-        stored, round_ = self.ledger.stored_sum(self.request.run), self.request.round
+        stored, round_ = self._remembered, self.request.round
         if stored is None or stored.round < round_:
             return None
         problem = f"the sum of round {round_} is over"
@@ -201,16 +209,20 @@ class SiteSum:
     ) -> None:
         """Remember a state, before the answer that follows from it leaves.
 
-        ``noted``: as an entry of the ledger's hash chain.
+        ``noted``: as an entry of the ledger's hash chain. Refused where another process has
+        answered since: two messages at once would get two answers, such as signatures under two
+        lists of survivors.
         """
         stored = StoredSum(self.request.round, attempt, session, state.to_bytes())
-        self.ledger.store_sum(self.request.run, stored, noted=noted)
+        before, run = self._remembered, self.request.run
+        alone = self.ledger.store_sum(run, before, stored, noted=noted)
+        problem = "another message about this sum was answered meanwhile"
+        check(alone, _WHERE, problem, "ask one thing after the other", PeerError)
 
     def _check_terms(self, terms: SumTerms) -> None:
         """Refuse terms that do not follow from what was agreed on."""
         request, agreement = self.request, self.agreement
-        most = agreement.strategy.selection.cohort_size(agreement.terms.population)
-        most = agreement.terms.population if most is None else most
+        most = agreement.most_drawn(request.round)
         problem = f"says that {terms.asked} sites are asked, of at most {most}"
         check(2 <= terms.asked <= most, _WHERE, problem, "draw as agreed", PeerError)
         own = sum_terms(

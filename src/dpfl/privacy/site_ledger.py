@@ -92,22 +92,29 @@ class SiteLedger(Ledger):
         rows = self._select("round, attempt, session, state", "sums", run=run)
         return StoredSum(*rows[0]) if rows else None
 
-    def store_sum(self, run: str, stored: StoredSum, *, noted: bool = False) -> None:
+    def store_sum(
+        self, run: str, before: StoredSum | None, stored: StoredSum, *, noted: bool = False
+    ) -> bool:
         """Remember a secure sum, before the answer that follows from it leaves.
 
-        With ``noted`` that is an entry of the chain: a copy of the ledger that lacks it would sign
+        False, and nothing is written, where ``before`` is no longer what is remembered: another
+        process has answered meanwhile, and what follows from ``before`` must not leave as well.
+        With ``noted`` it is an entry of the chain: a copy of the ledger that lacks it would sign
         another list of survivors.
         """
         with self._transaction() as entry:
-            _write_sum(entry, run, stored)
-            if noted:
+            same = self.stored_sum(run) == before
+            if same:
+                _write_sum(entry, run, stored)
+            if same and noted:
                 entry.insert("journal", [(run, stored.round, time.time())])
+        return same
 
     def close_sum(self, run: str) -> None:
         """Forget the secrets of a run's last secure sum: they are overwritten on disk."""
         stored = self.stored_sum(run)
         if stored is not None and stored.state:
-            self.store_sum(run, stored._replace(state=b""))
+            self.store_sum(run, stored, stored._replace(state=b""))
             self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def charge_and_store(

@@ -64,6 +64,12 @@ class Agreement(Memory):
         """
         return upload_grid(self.strategy, self.terms, round_, drawn)
 
+    def most_drawn(self, round_: int) -> int:
+        """How many clients a round asks at most; a release before round one asks everyone."""
+        population = self.terms.population
+        size = None if round_ < 0 else self.strategy.selection.cohort_size(population)
+        return population if size is None else size
+
     @property
     def first_round(self) -> int:
         """The number of the first thing that is released: 0, or less where there are releases.

@@ -20,7 +20,10 @@ COMPLETE = 64
 """Up to so many members, everyone shares a mask with everyone else."""
 
 MOST_FAILURE = 2.0**-64
-"""The largest probability, for one sum, that a sparse graph of honest members falls apart."""
+"""The largest probability, for one round, that a sparse graph of honest members falls apart."""
+
+MOST_ATTEMPTS = 1024
+"""How many graphs a round may have: a server can give attempts up until it likes what it sees."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +78,19 @@ class Group:
 
     @property
     def failure(self) -> float:
-        """Probability that honest survivors are not all connected, whoever the server drops."""
+        """Probability that honest survivors are not all connected, whoever the server drops, in any
+        of a round's attempts.
+        """
         if self.members <= COMPLETE:
             return 0.0
-        return parted(self.members, self.colluders, self.least, self.neighbours)
+        return MOST_ATTEMPTS * parted(self.members, self.colluders, self.least, self.neighbours)
 
 
 @cache
 def _neighbours(members: int, colluders: int, least: int) -> int:
     """The fewest neighbours with which secrets can be recovered and the graph holds together."""
     for number in range(members - least + colluders + 1, members - 1):
-        if parted(members, colluders, least, number) <= MOST_FAILURE:
+        if parted(members, colluders, least, number) <= MOST_FAILURE / MOST_ATTEMPTS:
             return number
     return members - 1
 

@@ -15,7 +15,7 @@ from typing import Any
 from dpfl.core.checks import check
 from dpfl.core.errors import PeerError, PrivacyRefusal
 from dpfl.secure_sum import keys
-from dpfl.secure_sum.group import Group
+from dpfl.secure_sum.group import MOST_ATTEMPTS, Group
 from dpfl.secure_sum.integers import width_for
 
 WHERE = "secure sum"
@@ -58,6 +58,9 @@ class SumTerms:
         found |= {name: _whole(told[name]) for name in wholes}
         good = min(found[name] for name in wholes[1:]) >= 0 and found["numbers"] > 0
         check(good, WHERE, "a negative number in its terms", _SAME, PeerError)
+        problem = f"attempt {found['attempt']} of a round, which has at most {MOST_ATTEMPTS}"
+        few = found["attempt"] < MOST_ATTEMPTS
+        check(few, WHERE, problem, "begin another round", PeerError)
         return cls(**found, step=float(told["step"]))
 
 

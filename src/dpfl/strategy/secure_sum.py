@@ -78,6 +78,9 @@ def _client_level(strategy: Strategy, channel: SecureSum) -> Strategy:
     problem = f"{type(strategy.weights).__name__} are not constants fixed beforehand"
     remedy = "use ExpectedCohortWeights"
     check(strategy.weights.constant, where, problem, remedy, PrivacyRefusal)
+    problem = "its bound may fail for what the server draws, and the server is the adversary"
+    sure = strategy.resolve(PROTOTYPE).sent(1, PROTOTYPE).failure == 0
+    check(sure, where, problem, "use a bound that does not fail: clip_after", PrivacyRefusal)
     if strategy.central_noise is not None:
         strategy = _without_trust(strategy)
     problem = "its last client stage adds no noise, and only integers with noise are added up"
