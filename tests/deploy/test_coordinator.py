@@ -441,7 +441,7 @@ def _once(real: Callable[..., Any], when: Callable[..., bool], after: bool) -> C
     """Run as usual until ``when``; then die, before or after the real thing."""
 
     def wrapped(*rest: Any, **more: Any) -> Any:
-        if when(*rest, **more):
+        if when(*rest):
             if after:
                 real(*rest, **more)
             raise Killed

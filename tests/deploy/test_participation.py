@@ -17,9 +17,10 @@ from dpfl.core.files import hold_folder
 from dpfl.deploy import participation as module
 from dpfl.deploy.fleet import NotTaken, ServerAway, StillConnected, pack, unpack
 from dpfl.deploy.inbox import Inbox
-from dpfl.deploy.messages import Message
+from dpfl.deploy.messages import SUM, Message
 from dpfl.deploy.participation import Participation, take_part
 from dpfl.deploy.site import Site, answered
+from dpfl.deploy.sum_phases import KEYS, SHARES, SURVIVORS, UNMASK
 from dpfl.deploy.transport import from_record, to_record
 from tests.deploy.federation import Desk, make_site, study_values
 
@@ -202,6 +203,15 @@ def test_a_refusal_is_shown_on_the_site_s_own_screen(play: Any) -> None:
     desk = Desk(study_values(sites=["b", "c"]))
     _, told = play(flower(desk.hello()))
     assert any("refused" in line and "is not named in the study" in line for line in told)
+
+
+@pytest.mark.parametrize("phase", [KEYS, SHARES, SURVIVORS, UNMASK, "<b>"])
+def test_a_phase_of_a_secure_sum_is_named_on_the_screen(play: Any, phase: str) -> None:
+    header = {**Desk(study_values()).terms().header, "kind": SUM, "round": 1, "phase": phase}
+    _, told = play(flower(Message(header=header)))
+    named = [line for line in told if line.startswith("Round 2, secure sum, ")]
+    assert len(named) == 1
+    assert ("a phase" in named[0]) == (phase == "<b>")
 
 
 def test_a_site_connects_again_when_its_server_was_away(play: Any) -> None:

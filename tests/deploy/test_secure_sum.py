@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpfl.cli.main import run_command
 from dpfl.core.errors import CheckpointError, ConfigurationError, PeerError, PrivacyRefusal
 from dpfl.deploy import server_sum
 from dpfl.deploy.open_sum import SUM
@@ -23,6 +25,7 @@ from dpfl.runs.deployment import StudyFile
 from dpfl.runs.site_file import SiteFile
 from dpfl.secure_sum import member
 from dpfl.secure_sum.group import MOST_ATTEMPTS
+from dpfl.secure_sum.keys import public_half
 from dpfl.secure_sum.session import Roster
 from dpfl.secure_sum.state import Shares
 from tests.deploy.federation import Desk, Federation, WatchedGrid, charged
@@ -336,7 +339,7 @@ def test_a_policy_that_asks_for_more_honest_sites_than_there_are(federation):
 @pytest.mark.parametrize(
     ("section", "named"),
     [
-        ({"members": {"b": "xyz"}}, "members"),
+        ({"members": {"b": "xyz"}}, r"members.b: 'xyz' was given; give 64 hexadecimal digits"),
         ({"members": {"b": "0" * 64, "c": "0" * 64}}, "one key"),
         ({"count_on": ["b"]}, "count_on"),
         ({"colluders": 0}, "colluders"),
@@ -552,3 +555,26 @@ def test_secrets_of_a_closed_sum_are_overwritten(bound, talk):
         ledger.close_sum(talk.desk.run)
         files = [path for path in bound.sites["a"].folder.iterdir() if path.is_file()]
         assert not any(secret in path.read_bytes() for path in files)
+
+
+# -- what people are told --------------------------------------------------------------------------
+
+
+def test_a_sites_spending_names_the_adversary(federation, capsys):
+    federation.play()
+    folder = federation.sites["a"].folder
+    page = folder / "board.html"
+    assert run_command(["site", "spend", str(folder), "--page", str(page)]) == 0
+    expected = "over a secure sum against the server with up to 1 colluding site"
+    assert expected in " ".join(capsys.readouterr().out.split())
+    written = " ".join(page.read_text().split())
+    assert expected in written
+    assert "against more of them epsilon is larger" in written
+
+
+def test_an_identity_is_one_line_of_a_file(federation, capsys, monkeypatch):
+    monkeypatch.setattr("dpfl.cli.console.out.width", 40)
+    folder = federation.sites["a"].folder
+    assert run_command(["site", "identity", str(folder)]) == 0
+    known = tomllib.loads(capsys.readouterr().out)
+    assert known == {"a": public_half(federation.sites["a"].identity())}

@@ -132,6 +132,53 @@ def test_describe_says_who_must_be_there_and_whose_noise_counts(
     said = " ".join(capsys.readouterr().out.split())
     assert "8 of 10 uploads and 6 signatures unmask a sum" in said
     assert "against the server with up to 1 of them the noise of 7 counts" in said
+    assert "against the server with up to 1 colluding client (zero_out adjacency)" in said
+
+
+def test_where_own_noise_counts_alone_nobody_is_said_to_share_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(["describe", *ASKED, "--method", "weiavg", "--local-steps", "2"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "own noise counts alone" in said
+    assert "protects a record against the server (zero_out adjacency)" in said
+    assert "shares of noise" not in said
+
+
+def test_a_study_waits_for_as_many_sites_as_its_sum_needs() -> None:
+    study, _ = built(StudyFile, tolerated_dropouts=2, colluders=2)
+    assert study.least_sites == 7
+    assert study.least_sites_by == "[secure_sum]"
+    enough = StudyFile.from_dict({**STUDY, "run": {"rounds": 2, "least_sites": 7}})
+    plain, own = StudyFile.from_dict(STUDY), replace_section(enough, tolerated_dropouts=2)
+    assert (plain.least_sites, own.least_sites) == (2, 7)
+    assert {plain.least_sites_by, own.least_sites_by} == {"least_sites"}
+
+
+def replace_section(study: StudyFile, **section: int) -> StudyFile:
+    return StudyFile.from_dict({**study.offer(), "secure_sum": section})
+
+
+def test_the_title_in_a_ledger_names_the_adversary() -> None:
+    told = built(StudyFile, tolerated_dropouts=2, colluders=2)[0].title
+    assert (
+        told == "one: udp_fedavg, over a secure sum against the server with up to 2 colluding sites"
+    )
+    assert StudyFile.from_dict(STUDY).title == "one: udp_fedavg"
+    alone = {**STUDY, "method": {"name": "weiavg", **METHOD}, "secure_sum": {}}
+    assert (
+        StudyFile.from_dict(alone).title
+        == "one: weiavg, over a secure sum where own noise counts alone"
+    )
+    assert built(StudyFile, colluders=0)[0].title.endswith("the server with all sites trusted")
+
+
+def test_a_study_with_one_honest_site_in_a_sum_is_refused() -> None:
+    two = {**STUDY, "study": {**STUDY["study"], "sites": ["a", "b"]}, "secure_sum": {}}
+    study = StudyFile.from_dict(two)
+    assert study.least_sites == 3
+    with pytest.raises(PrivacyRefusal, match="one honest site only"):
+        study.strategy()
 
 
 def test_a_refusal_has_the_exit_code_of_its_kind(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,11 +15,14 @@ from dpfl.core.types import Adjacency, Observer, Terms
 from dpfl.methods import METHODS
 from dpfl.methods.dprp import RandomProjection
 from dpfl.plugs.channels import Digital
+from dpfl.plugs.releases import Mean
 from dpfl.plugs.secure_sum import OUTSIDERS, SecureSum
 from dpfl.plugs.stages import Clip, GaussianNoise
 from dpfl.plugs.weights import UniformWeights
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.flags import Flag
+from dpfl.report import words
+from dpfl.runs.result import promise_in
 from dpfl.strategy import Strategy, with_secure_sum
 from dpfl.strategy.client_level import HIDDEN_DRAW, SHARES, TRUSTED
 from dpfl.strategy.robust import with_aggregation
@@ -264,3 +267,36 @@ def test_a_cohort_that_is_too_small_is_refused_at_once() -> None:
         plain = built("udp_fedavg", selection=dpfl.FixedCohort(size=size))
         with pytest.raises(PrivacyRefusal, match=f"{size} members of whom {colluders}"):
             with_secure_sum(plain, tolerated_dropouts=1, colluders=colluders)
+
+
+@pytest.mark.parametrize(("steps", "colluders"), [(1, 2), (1, 0), (3, math.inf)])
+def test_a_promise_names_colluders_where_noise_is_shared(steps: int, colluders: float) -> None:
+    plain = dpfl.fedavg_dp(lr=0.1, clip=1.0, batch_size=8, local_steps=steps)
+    promise = dpfl.with_secure_sum(plain, colluders=min(colluders, 2)).promise
+    assert plain.promise.colluders == math.inf
+    assert promise.colluders == colluders
+    assert promise_in(promise.to_dict()) == promise
+    named = "colluding" if colluders else "all clients trusted"
+    assert (named in str(promise)) == (colluders < math.inf)
+    assert ("colluders" in promise.to_dict()) == (colluders < math.inf)
+    assert (words.promise(promise) == words.promise(plain.promise)) == math.isinf(colluders)
+
+
+def test_a_client_level_promise_names_colluders() -> None:
+    plain = dpfl.dp_fed(lr=0.1, clip=1.0, batch_size=8, local_steps=3)
+    promise = dpfl.with_secure_sum(plain).promise
+    assert promise.adversary == "server with up to 1 colluding client"
+    said = (
+        "from the server with up to 1 colluding client, and so everyone who learns anything from it"
+    )
+    assert said in words.promise(promise)
+
+
+def test_shares_of_noise_in_measurements_and_releases_name_colluders_too() -> None:
+    plain = dpfl.fedavg_dp(lr=0.1, clip=1.0, batch_size=8, local_steps=3)
+    over = dpfl.with_secure_sum(plain, colluders=2)
+    released = replace(plain, releases=(Mean(into="mean", share=0.1),))
+    assert over.promise_with(measured=True).colluders == 2
+    assert plain.promise_with(measured=True).colluders == math.inf
+    assert dpfl.with_secure_sum(released, colluders=2).promise.colluders == 2
+    assert released.promise.colluders == math.inf

@@ -51,6 +51,11 @@ def note(text: str) -> None:
     err.print(text, soft_wrap=True)
 
 
+def print_line(text: str) -> None:
+    """Print a line on stdout, however long."""
+    out.print(text, soft_wrap=True)
+
+
 def warn(flags: Iterable[RaisedFlag | str]) -> None:
     """Print flags and warnings on stderr, in yellow; a terminal breaks them between words."""
     for flag in flags:

@@ -41,7 +41,7 @@ def run(folder: Path = o.arg("A folder that dpfl deploy example wrote.")) -> Non
         homes = run_example(folder)
     for home in homes:
         site = LoadedSite(home)
-        show_spent(site.spent())
+        show_spent(site.spent(), site.summed())
         for outcome in outcomes(home)[-1:]:
             show_tried(outcome.tried(site.id, site.federation()))
     note("Scores are each site's own, on its test records: in a real study they stay there")

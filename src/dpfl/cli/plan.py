@@ -51,7 +51,7 @@ def show_description(described: Description) -> None:
     c.print_table(("step", "component"), described.pipeline, left=2, title=title)
     promise, said = described.promise, "protects nobody"
     if described.protects:
-        hidden = f"protects a {promise.unit} against the {promise.observer}"
+        hidden = f"protects a {promise.unit} against the {promise.adversary}"
         said = f"{hidden} ({promise.adjacency} adjacency)"
     c.print_lines(f"\nPromise: {said}", *(f"  - {one}" for one in described.assumptions), "")
     _show_costs(described)
@@ -145,7 +145,7 @@ def show_plan(planned: Plan) -> None:
 
 def _protected(promise: Promise) -> str:
     """What is protected, and against whom."""
-    return f"a {promise.unit} against the {promise.observer} ({promise.adjacency})"
+    return f"a {promise.unit} against the {promise.adversary} ({promise.adjacency})"
 
 
 def _row(one: MethodPlan) -> list[str]:

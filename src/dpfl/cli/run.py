@@ -8,7 +8,7 @@ that nobody can afford, or that a method refuses, ends with exit code 4 before a
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,15 +134,19 @@ def show(folder: Path, summary: Summary) -> None:
     for observer, one in summary.epsilon_against.items():
         facts[f"... against the {observer}"] = " / ".join(c.format_spread(one.spent))
     c.print_facts({name: fact for name, fact in facts.items() if fact})
-    show_statements(summary.statements)
+    show_statements(summary.statements, {summary.promise.observer: summary.promise.adversary})
     c.note_files({"Results": folder, "Report": folder / "report.html"})
 
 
-def show_statements(lines: Sequence[Statement]) -> None:
-    """Print one line per account, in one table for each thing that an epsilon means."""
+def show_statements(lines: Sequence[Statement], words: Mapping[str, str] | None = None) -> None:
+    """Print one line per account, in one table for each thing that an epsilon means.
+
+    ``words`` name adversaries more closely than a ledger does.
+    """
     meanings: dict[str, list[Statement]] = {}
     for line in lines:
-        meaning = f"per {line.unit}, {line.adjacency} adjacency, against the {line.observer}, by "
+        adversary = (words or {}).get(line.observer, line.observer)
+        meaning = f"per {line.unit}, {line.adjacency} adjacency, against the {adversary}, by "
         meanings.setdefault(meaning + line.accountant, []).append(line)
     for meaning, own in meanings.items():
         c.out.print()

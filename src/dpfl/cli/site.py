@@ -107,7 +107,8 @@ def identity(folder: Path = FOLDER, json: bool = o.JSON) -> None:
 
     site = SiteFolder(folder)
     key = public_half(site.identity())
-    c.answer(json, {"site": site.id, "identity": key}, c.out.print, f'"{site.id}" = "{key}"')
+    line = f'"{site.id}" = "{key}"'  # of a file, so it is not broken
+    c.answer(json, {"site": site.id, "identity": key}, c.print_line, line)
     c.note("Others put this line into [secure_sum.members] of their site.toml")
     c.note("They must have it from you, not from the server: read it out to them")
 
@@ -131,18 +132,21 @@ def spend(
         if ledger.seeded_runs():
             flags.append(RaisedFlag(Flag.SEEDED, "some of it was a rehearsal"))
     c.warn(flags)
-    c.answer(json, [line.to_dict() for line in lines], show_spent, lines)
+    c.answer(json, [line.to_dict() for line in lines], show_spent, lines, site.summed())
     c.note_files({"Page": page} if page else {})
 
 
-def show_spent(lines: Sequence[Statement]) -> None:
-    """Print what a site has spent, against each adversary."""
+def show_spent(lines: Sequence[Statement], summed: Sequence[str] = ()) -> None:
+    """Print what a site has spent, against each adversary; ``summed`` are titles of studies whose
+    server has others beside it.
+    """
     from dpfl.cli.run import statement_row
 
     headings = ("site", "rounds", "epsilon spent", "budget", "delta", "against")
     c.print_table(headings, [[*statement_row(line), line.observer] for line in lines])
     for one in lines[:1]:
         c.out.print(f"per {one.unit}, {one.adjacency} adjacency, by {one.accountant}; rounded up")
+    c.print_lines(*summed)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -78,17 +79,44 @@ class Adjacency(StrEnum):
     REPLACE_ONE = "replace_one"
 
 
+SUMMED = "over a secure sum"
+"""Part of the title, in a ledger, of a study whose server sees sums alone."""
+
+
 @dataclass(frozen=True, kw_only=True, order=True)
 class Promise:
-    """What an epsilon is about: two of them compare only where all three agree."""
+    """What an epsilon is about: two of them compare only where all of it agrees.
+
+    ``colluders``: so many clients may work together with the server. It is finite where clients
+    share noise over a secure sum, and that of the others is counted on.
+    """
 
     unit: Unit
     adjacency: Adjacency
     observer: Observer
+    colluders: float = math.inf
+
+    @property
+    def adversary(self) -> str:
+        """Against whom, in words."""
+        return str(self.observer) + colluding(self.colluders)
 
     def __str__(self) -> str:
-        return f"per {self.unit}, {self.adjacency} adjacency, against the {self.observer}"
+        return f"per {self.unit}, {self.adjacency} adjacency, against the {self.adversary}"
 
-    def to_dict(self) -> dict[str, str]:
-        """Return plain values."""
-        return {name: str(value) for name, value in vars(self).items()}
+    def to_dict(self) -> dict[str, str | float]:
+        """Return plain values; colluders where their number counts."""
+        about = {name: str(value) for name, value in vars(self).items() if name != "colluders"}
+        return {**about} if math.isinf(self.colluders) else {**about, "colluders": self.colluders}
+
+
+def colluding(number: float, who: str = "client") -> str:
+    """Say how many may work together with the server, to follow its name; nothing if all may.
+
+    >>> colluding(2), colluding(0), colluding(math.inf)
+    (' with up to 2 colluding clients', ' with all clients trusted', '')
+    """
+    if math.isinf(number):
+        return ""
+    many = f"up to {number:g} colluding {who}{'s' * (number > 1)}"
+    return f" with {many if number else f'all {who}s trusted'}"

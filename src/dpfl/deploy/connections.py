@@ -179,9 +179,10 @@ class Connections:
         the next round is opened.
         """
         left, members = sum(self.willing.get(site, False) for site in self.members), self.members
-        if not 0 < left < self.study.run.least_sites:
+        if not 0 < left < self.study.least_sites:
             return ""
-        return f"only {left} of {len(members)} sites can continue, and least_sites asks for more"
+        asking = f"{self.study.least_sites_by} asks for {self.study.least_sites}"
+        return f"only {left} of {len(members)} sites can continue, and {asking}"
 
 
 def registered_keys(folder: Path) -> dict[str, int]:

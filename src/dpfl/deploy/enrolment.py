@@ -84,7 +84,7 @@ def gather(
     time to time, since its site may have been fixed.
     """
     study, began, waited, asked = sites.study, time.monotonic(), 0.0, 0.0
-    timeout, least = study.run.enrol_timeout, study.run.least_sites if least is None else least
+    timeout, least = study.run.enrol_timeout, study.least_sites if least is None else least
     until = f"{datetime.datetime.now() + datetime.timedelta(seconds=timeout):%H:%M:%S}"
     wanted = wanted or set(sites.members) or set(study.study.sites)
     while not wanted <= set(sites.nodes):
@@ -93,7 +93,9 @@ def gather(
             asked = waited
         here, absent = wanted & set(sites.nodes), ", ".join(sorted(wanted - set(sites.nodes)))
         goes_on = f"{then} {len(here)} of {len(wanted)} sites"
-        ends = f"the server stops unless {least} of {len(wanted)} are there (least_sites)"
+        ends = (
+            f"the server stops unless {least} of {len(wanted)} are there ({study.least_sites_by})"
+        )
         next_ = goes_on if len(here) >= least else ends
         sites.progress.expect(f"Waiting for {absent} until {until}; then {next_}")
         sites.hello()
@@ -109,7 +111,7 @@ def gather(
         len(here) >= least,
         f"study '{study.study.name}'",
         f"only {len(here)} of {len(wanted)} sites enrolled within {timeout:g} s, {absent}",
-        "start those sites, or lower least_sites",
+        f"start those sites, or change {study.least_sites_by}",
         PeerError,
     )
 
@@ -131,10 +133,10 @@ def accepting_sites(
         sites.refusals |= refusing
         accepting = {site: claims for site, claims in accepting.items() if site not in refusing}
         check(
-            len(accepting) >= study.run.least_sites,
+            len(accepting) >= study.least_sites,
             f"study '{study.study.name}'",
             f"only {len(accepting)} sites accept its terms ({sites.why})",
-            "change the study or those sites' policies, or lower least_sites",
+            f"change the study or those sites' policies, or change {study.least_sites_by}",
             PeerError,
         )
 

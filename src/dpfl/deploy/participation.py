@@ -28,6 +28,7 @@ from dpfl.deploy.inbox import Inbox, Unusable
 from dpfl.deploy.messages import (
     END,
     HELLO,
+    SUM,
     TERMS,
     TRAIN,
     WENT_WRONG,
@@ -210,6 +211,9 @@ class Participation:
         what = _KINDS.get(kind, "A message")
         if kind == TRAIN and isinstance(number, int):
             what = round_name(number).capitalize()
+        if kind == SUM and isinstance(number, int):
+            phase = _PHASES.get(str(header.get("phase")), "a phase")
+            what = f"{round_name(number).capitalize()}, secure sum, {phase}"
         size = len(write_header(said.header)) + len(said.payload)
         if said.accepted:
             self._told.clear()
@@ -224,6 +228,12 @@ _KINDS = {
     HELLO: "A server asks who this is",
     TERMS: "Terms of a study",
     END: "The model of a study",
+}
+_PHASES = {
+    "keys": "keys",
+    "shares": "shares of secrets",
+    "survivors": "list of survivors",
+    "unmask": "unmasking",
 }
 
 

@@ -86,7 +86,7 @@ def _check_secure_sum(file: SiteFile, strategy: Strategy, sites: Sequence[str]) 
     _accept(
         file,
         found <= channel.colluders,
-        f"{found} of its sites may collude{stated}, and {channel.colluders} are planned for",
+        f"{found} of the study's sites may collude{stated}, and it plans for {channel.colluders}",
         "pin their identity keys in [secure_sum] members, or plan for more colluders",
     )
 

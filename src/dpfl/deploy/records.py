@@ -1,5 +1,6 @@
 """A site with its records: read once, and again only when its file or its settings change."""
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -7,6 +8,7 @@ from typing import Self
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError, FolderError
 from dpfl.core.files import write_safely
+from dpfl.core.promise import SUMMED
 from dpfl.core.types import Plain, Unit
 from dpfl.data.building import ClientTable, arrays_of
 from dpfl.data.federation import Federation
@@ -154,6 +156,11 @@ class LoadedSite(SiteFolder):
         """What the site's targets are, in words."""
         task = self.federation().task.single
         return "numbers as targets" if task.targets == "numbers" else str(task)
+
+    def summed(self) -> list[str]:
+        """Titles of studies over a secure sum: they say how many sites may collude."""
+        with closing(self.checked_ledger()) as ledger:
+            return [title for title in ledger.titles().values() if SUMMED in title]
 
     def flags(self) -> list[RaisedFlag]:
         """Return what its ethics board must know of its budget beside the numbers."""

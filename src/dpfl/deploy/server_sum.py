@@ -17,7 +17,7 @@ from dpfl.core.checks import check
 from dpfl.core.errors import DpflError, PeerError, PrivacyRefusal
 from dpfl.core.types import Plain
 from dpfl.deploy.connections import Connections
-from dpfl.deploy.messages import Message, Reply, readable
+from dpfl.deploy.messages import Message, Reply, readable, round_name
 from dpfl.deploy.open_sum import OpenSum
 from dpfl.deploy.requests import SumRequest, TrainingRequest
 from dpfl.deploy.sum_answers import read_keys, read_revealed, read_shares, read_signature
@@ -34,8 +34,8 @@ Answer = TypeVar("Answer")
 WORDS = {
     KEYS: "keys",
     SHARES: "shares of their secrets",
-    SURVIVORS: "signatures under the list of survivors",
-    UNMASK: "what takes the masks off",
+    SURVIVORS: "signatures",
+    UNMASK: "shares that unmask",
 }
 """The phases, as people who watch the server read them."""
 
@@ -223,8 +223,9 @@ class ServerSum:
     ) -> dict[str, Answer]:
         """Send messages, and read the answers that are as agreed."""
         limit, found = self.sites.study.run.round_timeout, {}
-        asked = f"Secure sum: {len(messages)} sites are asked for {WORDS.get(what, what)}"
-        self.sites.progress.expect(f"{asked}, and waited for up to {limit:g} s")
+        where = f"{round_name(self.plan.round).capitalize()}, secure sum"
+        asked = f"{len(messages)} sites are asked for {WORDS.get(what, what)}"
+        self.sites.progress.expect(f"{where}: {asked}, and waited for up to {limit:g} s")
         replies = self.sites.ask(messages, limit)
         self._note_times(what, messages, replies)
         for site, reply in replies.items():

@@ -15,7 +15,7 @@ from typing import Any
 
 from dpfl.core.errors import FolderError
 from dpfl.core.files import write_safely
-from dpfl.core.types import Adjacency, Observer, Plain, Promise, Unit
+from dpfl.core.types import Plain, Promise
 from dpfl.core.version import __version__
 from dpfl.deploy.processes import FAILED, noted_process
 from dpfl.deploy.progress import Progress
@@ -25,7 +25,7 @@ from dpfl.rounds import Agreement, Plan
 from dpfl.rounds.record import EffectiveNoise, RoundRecord
 from dpfl.runs.deployment import LINK_PROCESS, StudyFile
 from dpfl.runs.folder import RunFolder
-from dpfl.runs.result import RoundCount, Spread
+from dpfl.runs.result import RoundCount, Spread, promise_in
 
 FORMAT = "dpfl-deployment-1"
 _PLAIN = ("run", "study", "method", "parameters", "bytes_up", "payload_bytes_up", "bytes_down")
@@ -92,11 +92,7 @@ class DeploymentSummary:
         plain |= {name: tuple(values[name]) for name in _LISTS}
         return cls(
             **plain,
-            promise=Promise(
-                unit=Unit(values["unit"]),
-                adjacency=Adjacency(values["adjacency"]),
-                observer=Observer(values["observer"]),
-            ),
+            promise=promise_in(values),
             flags=tuple(map(RaisedFlag.from_dict, values.get("flags", values["stamps"]))),
             rounds=RoundCount(**values["rounds"]),
             world_statements=tuple(map(Statement.from_dict, values["world_statements"])),

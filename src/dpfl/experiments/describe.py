@@ -166,7 +166,7 @@ def description_of(sim: Simulation, seed: PublicSeed) -> Description:
     return Description(
         method=strategy.name,
         pipeline=tuple(strategy.describe()),
-        promise=strategy.promise,
+        promise=strategy.promise_with(sim.accounted is not None),
         assumptions=(*strategy.assumptions, *map(strategy.unit.reworded, rounding)),
         rounds=terms.rounds,
         participations=terms.participations,

@@ -79,7 +79,9 @@ class SecureSum(Channel):
     @property
     def hides(self) -> str:
         """What is hidden, and from whom, in words."""
-        members = f"{_counted(self.colluders, 'member')} of a sum may work together with it"
+        members = "the members of its sums are trusted"
+        if self.colluders:
+            members = f"{_counted(self.colluders, 'member')} of a sum may work together with it"
         return (
             f"the server is the adversary, and {members}; it sees sums over a secure sum and no "
             "single upload, so nobody has to trust it"

@@ -11,6 +11,7 @@ covers all studies that it took part in; that of a simulated run covers every cl
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpfl.core.promise import SUMMED
 from dpfl.privacy.flags import Flag, RaisedFlag, flags_in
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.ledger_reader import LedgerRun
@@ -50,6 +51,7 @@ def write_ledger_page(
             "lines": lines,
             "accounts": len(accounts),
             "studies": studies,
+            "summed": any(SUMMED in one.title for one in studies),
             "plans": [(own, plan) for own in accounts for plan in ledger.plans(own)] if few else [],
             "meanings": meanings,
             "filter": ledger.filter,

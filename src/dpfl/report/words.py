@@ -8,6 +8,7 @@ import datetime
 import math
 from collections.abc import Mapping
 
+from dpfl.core.promise import colluding
 from dpfl.core.types import Adjacency, Observer, Promise
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import Flag, RaisedFlag
@@ -52,7 +53,10 @@ def promise(promised: Promise, spent: float | None = None, by_server: float = ma
     if promised.observer is Observer.NOBODY:
         return "This method protects nobody: it is shown to tell what privacy costs."
     who = f"Each {promised.unit}" if promised.unit.of_data else "The whole contribution of a site"
-    said = f"{who} is protected, from {ADVERSARY[promised.observer]}."
+    adversary = ADVERSARY[promised.observer]
+    if helped := colluding(promised.colluders):
+        adversary = adversary.replace("server,", f"server{helped},")
+    said = f"{who} is protected, from {adversary}."
     if promised.observer is not Observer.WORLD:
         return said
     if math.isinf(by_server):

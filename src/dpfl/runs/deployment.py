@@ -1,15 +1,14 @@
 """The file of a real federation's server: the study that it offers to the sites."""
 
-import warnings
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, StrictInt, model_validator
+from pydantic import Field, StrictInt
 from torch import nn
 
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.promise import SUMMED, colluding
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain, Unit, unit_called
 from dpfl.data.schema import Schema
@@ -18,10 +17,12 @@ from dpfl.plugs.releases import Shares
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs import sections
 from dpfl.runs.accounted_section import AccountedSection
-from dpfl.runs.site_file import Name
+from dpfl.runs.study_section import StudySection as StudySection
+from dpfl.runs.study_section import site_task as site_task
 from dpfl.runs.toml_file import Section, TomlFile, read_toml
+from dpfl.secure_sum.trust import LEAST_HONEST
 from dpfl.strategy import Strategy
-from dpfl.tasks import Classification, MetricWords, Task
+from dpfl.tasks import MetricWords, Task
 
 STUDY_FILE = "study.toml"
 LINK_PROCESS = "superlink.pid"  # holds the process id of the server's SuperLink
@@ -33,48 +34,6 @@ _SIMULATED = {
     Flag.ALONE: "shares nothing, so that there is nothing to coordinate",
 }
 """What exists in a simulation only."""
-
-
-with warnings.catch_warnings():  # pydantic's models have an old method of the name schema
-    warnings.simplefilter("ignore", UserWarning)
-
-    class StudySection(Section):
-        """What the study is called, who may take part, and what every site's records look like.
-
-        ``classes`` is how many classes there are, for tasks that learn classes. ``schema`` is what
-        all sites must prepare their records by, if they must; shape and classes follow from it.
-        ``unit`` is the word for the persons whom all sites protect, instead of single records.
-        """
-
-        name: str = Field(min_length=1)
-        sites: list[Name] = Field(min_length=1)
-        feature_shape: list[PositiveInt] = Field(min_length=1)
-        classes: int | None = Field(default=None, ge=2)
-        schema: Plain | None = None  # type: ignore[assignment]
-        unit: str | None = None
-
-        @model_validator(mode="before")
-        @classmethod
-        def _follow_schema(cls, values: Any) -> Any:
-            """Fill what the schema says; its columns become a list, which keeps their order.
-
-            A path is not read here: a site must not open files that a server names.
-            """
-            given = values.get("schema") if isinstance(values, dict) else None
-            if given is None:
-                return values
-            schema = Schema.from_dict(given, "[study] schema")
-            columns = [{"name": column.name, **column.to_dict()} for column in schema.columns]
-            known: Plain = {"feature_shape": [len(schema.feature_names)], "classes": schema.classes}
-            for name, value in known.items():
-                problem = f"{values.get(name)} was given, and the schema makes it {value}"
-                good = values.get(name, value) == value
-                check(good, f"[study] {name}", problem, "leave it out")
-            return {**values, **known, "schema": {**schema.to_dict(), "columns": columns}}
-
-        def described(self) -> Schema | None:
-            """The schema, None if sites are free."""
-            return None if self.schema is None else Schema.from_dict(self.schema, "[study] schema")
 
 
 class RoundsSection(sections.RoundsSection):
@@ -160,8 +119,8 @@ class StudyFile(TomlFile):
     @property
     def title(self) -> str:
         """The study in a ledger's list."""
-        title = f"{self.study.name}: {self.method.name}"
-        return title if self.task is None else f"{title}, {self.learned_text}"
+        task = "" if self.task is None else f", {self.learned_text}"
+        return f"{self.study.name}: {self.method.name}{task}{self._summed_text}"
 
     @property
     def seeded(self) -> bool:
@@ -181,7 +140,10 @@ class StudyFile(TomlFile):
         """Make the method's strategy; one that exists in a simulation only is refused."""
         sites = len(self.study.sites)
         strategy = self.method.strategy(self.run, self.server, self.secure_sum, sites)
-        strategy.channel.group(strategy.selection.cohort_size(sites) or sites)
+        group = strategy.channel.group(strategy.selection.cohort_size(sites) or sites)
+        problem = "every sum holds one honest site only, and sites ask for 2 or more"
+        good, remedy = group is None or group.honest >= LEAST_HONEST, "name more sites"
+        check(good, "[secure_sum]", problem, remedy, PrivacyRefusal)
         where, channel = f"method '{self.method.name}'", type(strategy.channel).__name__
         problem = f"its channel ({channel}) exists in a simulation only: real sites send messages"
         problem += " one by one, and the guarantee rests on their sum"
@@ -223,34 +185,31 @@ class StudyFile(TomlFile):
     @property
     def method_text(self) -> str:
         """The method, the task, what is measured, and whom it protects where these are persons."""
-        unit, text = self.strategy().unit, f"{self.method.name}, {self.learned_text}"
-        if (own := self.accounted) is not None:
-            text += f", accounted {own.metric} every {own.every} rounds"
-        return text if unit in (Unit.RECORD, Unit.CLIENT) else f"{text}, per {unit}"
+        unit, own = self.strategy().unit, self.accounted
+        measured = "" if own is None else f", accounted {own.metric} every {own.every} rounds"
+        per = "" if unit in (Unit.RECORD, Unit.CLIENT) else f", per {unit}"
+        return f"{self.method.name}, {self.learned_text}{measured}{per}{self._summed_text}"
+
+    @property
+    def _summed_text(self) -> str:
+        """The secure sum and its adversary, to follow other words; nothing where there is none."""
+        if self.secure_sum is None:
+            return ""
+        if not self.strategy().shares_noise:
+            return f", {SUMMED} where own noise counts alone"
+        return f", {SUMMED} against the server{colluding(self.secure_sum.colluders, 'site')}"
+
+    @property
+    def least_sites(self) -> int:
+        """With fewer sites the study does not begin or continue."""
+        return max(self.run.least_sites, self.secure_sum.least_members if self.secure_sum else 0)
+
+    @property
+    def least_sites_by(self) -> str:
+        """Which settings ask for so many sites."""
+        return "least_sites" if self.least_sites == self.run.least_sites else "[secure_sum]"
 
     def build_model(self) -> nn.Module:
         """Build the first model, which is the same everywhere."""
         shape, seed = tuple(self.study.feature_shape), PublicSeed(self.run.seed)
         return self.model.build(shape, self.learned().width, seed)
-
-
-def site_task(section: sections.TaskSection | None, classes: int | None, where: str) -> Task:
-    """Build a task for sites, whose records have one target each: a class or a number.
-
-    ``classes`` is how many classes there are, None where targets are numbers; ``where`` names it.
-    """
-    task = (section or sections.TaskSection()).task()
-    single = task.targets == "classes" or (task.targets == "numbers" and task.width == 1)
-    problem = f"{task.name} has several targets per record, and a site's table has one column"
-    check(single, "[task]", problem, "choose classification, binary or regression of one number")
-    if task.targets == "numbers":
-        check(classes is None, where, f"{classes} classes for {task.name}", "leave it out")
-        return task
-    if isinstance(task, Classification) and task.classes is None and classes is not None:
-        task = replace(task, classes=classes)
-    own = Classification(classes=classes or 2)
-    given = classes is not None or task.takes(own)
-    check(given, where, "is missing", "say how many classes there are, 2 or more")
-    agree = classes is None or (task.takes(own) and own.takes(task))
-    check(agree, where, f"{classes} classes do not fit {task}", "give their number once")
-    return task

@@ -213,7 +213,7 @@ def promise_in(values: Mapping[str, Any]) -> Promise:
     """The promise among plain values, such as those of an epsilon or a statement."""
     kinds = {"unit": Unit, "adjacency": Adjacency, "observer": Observer}
     told: Plain = {name: kind(values[name]) for name, kind in kinds.items()}
-    return Promise(**told)
+    return Promise(**told, colluders=values.get("colluders", math.inf))
 
 
 def _reason(error: Exception, values: Mapping[str, Any]) -> str:

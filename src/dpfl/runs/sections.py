@@ -15,6 +15,7 @@ from dpfl.runs.model_section import ModelSection as ModelSection
 from dpfl.runs.server_section import ServerSection as ServerSection
 from dpfl.runs.site_file import ClientSection as ClientSection
 from dpfl.runs.toml_file import Section
+from dpfl.secure_sum.trust import LEAST_HONEST
 from dpfl.strategy import Strategy, with_secure_sum
 from dpfl.tasks import Task, make_task
 
@@ -161,6 +162,12 @@ class SecureSumSection(Section):
 
     tolerated_dropouts: int = Field(default=0, ge=0)
     colluders: int = Field(default=1, ge=0)
+
+    @property
+    def least_members(self) -> int:
+        """How many sites a study needs: enough to sign, and honest ones to be hidden among."""
+        dropouts, colluders = self.tolerated_dropouts, self.colluders
+        return max(2 * dropouts + colluders + 1, dropouts + colluders + LEAST_HONEST)
 
     def over(self, strategy: Strategy) -> Strategy:
         """Return a strategy over this secure sum; a method that cannot be one is refused."""

@@ -12,7 +12,8 @@ from dpfl.core.errors import ConfigurationError, did_you_mean
 from dpfl.core.types import Budget, ClientSettings, Observer, Plain, Unit
 from dpfl.privacy.accountant import SMALLEST_DELTA
 from dpfl.runs.toml_file import Section, TomlFile
-from dpfl.secure_sum.trust import Trust
+from dpfl.runs.validation import IDENTITY_KEY
+from dpfl.secure_sum.trust import LEAST_HONEST, Trust
 
 SITE_FILE = "site.toml"
 _UNITS = "give 'record', 'client', or the schema's word for a person"
@@ -129,12 +130,10 @@ class SecureSumSection(Section):
     included.
     """
 
-    members: dict[Name, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(
-        default_factory=dict
-    )
+    members: dict[Name, Annotated[str, Field(pattern=IDENTITY_KEY)]] = Field(default_factory=dict)
     colluders: int = Field(default=1, ge=1)
     count_on: list[str] = Field(default_factory=list)
-    least_honest: int = Field(default=2, ge=2)
+    least_honest: int = Field(default=LEAST_HONEST, ge=LEAST_HONEST)
 
 
 class ServerSection(Section):

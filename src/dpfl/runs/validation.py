@@ -36,6 +36,10 @@ _BOUNDS = {
 }
 
 
+IDENTITY_KEY = "^[0-9a-f]{64}$"
+"""How a public identity key is written."""
+
+
 class Problem(NamedTuple):
     """The first thing that is wrong: where it is, what was given there, and what was wanted.
 
@@ -92,6 +96,8 @@ def _path(place: Sequence[str | int], values: Any) -> list[str]:
 
 def _wanted(kind: str, told: Mapping[str, Any]) -> str:
     """What would have been right, for one error of the validator; empty if that is not known."""
+    if kind == "string_pattern_mismatch" and told.get("pattern") == IDENTITY_KEY:
+        return "64 hexadecimal digits, as 'dpfl site identity' prints them"
     if kind in _BOUNDS:
         return _BOUNDS[kind].format(**told)
     return _KINDS.get(kind.partition("_")[0], "")

@@ -9,6 +9,9 @@ from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.secure_sum.session import Roster
 
+LEAST_HONEST = 2
+"""A site hides its upload among others: itself and one more at least are honest in every sum."""
+
 _PIN = "compare the key with its owner, then put it into this site's file"
 
 
@@ -26,7 +29,7 @@ class Trust:
     pinned: Mapping[str, str] = field(default_factory=dict)
     colluders: int = 1
     count_on: frozenset[str] = frozenset()
-    least_honest: int = 2
+    least_honest: int = LEAST_HONEST
 
     def colluders_among(self, members: Mapping[str, str]) -> int:
         """How many of these members, by name and identity key, may work with the server.

@@ -124,8 +124,9 @@ def noisy_sums(
     remedy = "give the clients test records"
     check(bool(members), "evaluation", "no client has a test record", remedy, DataError)
     numbers, copies, unit = measure.numbers * len(models), len(models), federation.unit
-    about = Promise(unit=unit, adjacency=Adjacency.ZERO_OUT, observer=_SERVER)
     stds, plans, channel = {}, [], level.channel
+    colluders = channel.colluders if channel.group(len(members)) else math.inf
+    about = Promise(unit=unit, adjacency=Adjacency.ZERO_OUT, observer=_SERVER, colluders=colluders)
     for client, member in members.items():
         check_budget(member, unit=unit, observer=_SERVER)
         stds[client] = level.std(member, numbers, copies, ledger.filter)

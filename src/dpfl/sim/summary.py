@@ -33,7 +33,7 @@ def summarise(
     summary = Summary(
         method=strategy.name,
         run=simulation.run.name,
-        promise=strategy.promise,
+        promise=strategy.promise_with(simulation.accounted is not None),
         flags=_flags(simulation),
         assumptions=(*strategy.assumptions, *map(strategy.unit.reworded, arithmetic)),
         clients=len(simulation.members),

@@ -9,6 +9,7 @@ The same objects are folded twice: over data, by :mod:`dpfl.rounds`, and over an
 :mod:`dpfl.strategy.accounting`, to account for it.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Self
@@ -74,7 +75,26 @@ class Slots:
     @property
     def promise(self) -> Promise:
         """What an epsilon of this strategy is about."""
-        return Promise(unit=self.unit, adjacency=self.adjacency, observer=self.observer)
+        return self.promise_with(measured=False)
+
+    def promise_with(self, measured: bool) -> Promise:
+        """The same; ``measured``: beside an accounted metric, whose noise is shared as well."""
+        shared = (measured or self.shares_noise) and self.secure
+        return Promise(
+            unit=self.unit,
+            adjacency=self.adjacency,
+            observer=self.observer,
+            colluders=self.channel.colluders if shared else math.inf,
+        )
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether noise that protects a client is made of what others add, too.
+
+        Over a secure sum that of releases is.
+        """
+        shares = self.local.shares_noise or any(stage.shares_noise for stage in self.stages)
+        return shares or bool(self.releases and self.secure)
 
     @property
     def flags(self) -> tuple[Flag, ...]:
