@@ -22,15 +22,15 @@ PACKAGE = ROOT / "src" / "dpfl"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LIBRARY = {
     *("core", "privacy", "numerics", "plugs", "strategy", "models", "engine", "rounds", "methods"),
-    *("data", "tasks", "testing", "__init__.py"),
+    *("data", "secure_sum", "tasks", "testing", "__init__.py"),
 }
 PAPERS = sorted(path for path in (PACKAGE / "methods").glob("*.py") if path.stem != "__init__")
 
 # The project's own limits. They rise only with a feature. The goals were 7,000 and 9,000 before
 # sites had workers of their own and the open port had limits, and before tasks, schemas, persons,
-# rules for more layers, accounted evaluation, baselines and Python's own doors.
-MOST_LIBRARY_LINES = 13_300
-MOST_SHELL_LINES = 12_600
+# rules for more layers, accounted evaluation, baselines, Python's own doors, and the secure sum.
+MOST_LIBRARY_LINES = 14_700
+MOST_SHELL_LINES = 13_660
 LEAST_DOCSTRING_SHARE = 0.27
 LONG_FILES = 2  # of more than 260 lines
 

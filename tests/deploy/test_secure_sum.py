@@ -328,6 +328,28 @@ def test_a_member_with_another_key_than_pinned_is_refused(bound, talk):
     assert "'b' has the identity key" in answer.reason
 
 
+def test_keys_are_compared_when_sites_enrol(federation):
+    """A wrong pin costs nobody a round: the site is not in the population."""
+    values = SiteFile.in_folder(federation.sites["d"].folder).model_dump(exclude_none=True)
+    values["secure_sum"]["members"]["a"] = "ab" * 32
+    (federation.sites["d"].folder / "site.toml").write_text(SiteFile.from_dict(values).to_toml())
+    study = sum_values(dropouts=0)
+    (federation.server / "study.toml").write_text(StudyFile.from_dict(study).to_toml())
+    summary = federation.play()
+    assert "'a' has the identity key" in summary["refusals"]["d"]
+    assert summary["sites"] == ["a", "b", "c"]
+    assert charged(federation.sites["d"]) == set()
+    assert charged(federation.sites["a"]) == {0}
+
+
+def test_two_sites_with_one_key_are_refused_when_they_enrol(federation):
+    key = (federation.sites["a"].folder / "identity.key").read_bytes()
+    (federation.sites["b"].folder / "identity.key").write_bytes(key)
+    with pytest.raises(PeerError, match="'a' and 'b' have one identity key"):
+        federation.play()
+    assert charged(federation.sites["c"]) == set()
+
+
 def test_a_policy_that_asks_for_more_honest_sites_than_there_are(federation):
     pin(federation.sites, least_honest=3)
     talk = Talk({name: site.folder for name, site in federation.sites.items()}, Desk(sum_values()))

@@ -17,7 +17,7 @@ from dpfl.core.errors import DiskError, DpflError, LedgerError
 from dpfl.core.types import Observer, Unit
 from dpfl.deploy.messages import Message, Reply, terms_from_dict
 from dpfl.deploy.site import Site
-from dpfl.deploy.site_folder import SiteStatus
+from dpfl.deploy.site_status import SiteStatus
 from dpfl.privacy.accountant import spend
 from dpfl.rounds.codec import FRAME_BYTES
 from dpfl.runs.site_file import SiteFile

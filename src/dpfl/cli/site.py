@@ -19,7 +19,7 @@ from dpfl.cli import options as o
 
 if TYPE_CHECKING:
     from dpfl.deploy.outcome import TriedModel
-    from dpfl.deploy.site_folder import SiteStatus
+    from dpfl.deploy.site_status import SiteStatus
     from dpfl.privacy.statement import Statement
 
 app = o.group("A site of a real federation: its data, its budget, its own ledger.")
@@ -103,10 +103,9 @@ def run(folder: Path = FOLDER, insecure: bool = INSECURE) -> None:
 def identity(folder: Path = FOLDER, json: bool = o.JSON) -> None:
     """Print the key that other sites pin, to take part in secure sums with this one."""
     from dpfl.deploy.site_folder import SiteFolder
-    from dpfl.secure_sum.keys import public_half
 
     site = SiteFolder(folder)
-    key = public_half(site.identity())
+    key = site.identity_key
     line = f'"{site.id}" = "{key}"'  # of a file, so it is not broken
     c.answer(json, {"site": site.id, "identity": key}, c.print_line, line)
     c.note("Others put this line into [secure_sum.members] of their site.toml")
@@ -183,7 +182,8 @@ def show_tried(found: TriedModel) -> None:
 @app.command()
 def status(folder: Path = FOLDER, json: bool = o.JSON) -> None:
     """Say whether the site is running, which studies it has served, and what it has spent."""
-    from dpfl.deploy.site_folder import SiteFolder, SiteStatus
+    from dpfl.deploy.site_folder import SiteFolder
+    from dpfl.deploy.site_status import SiteStatus
 
     now = SiteStatus.of(SiteFolder(folder))
     c.answer(json, now.to_dict(), _show, now)

@@ -29,6 +29,7 @@ class Connections:
     ``members``: the claims of those who take part, fixed once enrolment is closed.
     ``introduced``: the claims of everyone who came before that.
     ``tokens``: what tells each site from an impostor.
+    ``identities``: the keys that sites know each other by, where the study has a secure sum.
     ``nodes``: where each site was last heard.
     ``willing``: whether a site will take another round, as far as it has said.
     ``bound``: who has committed to the terms.
@@ -40,6 +41,7 @@ class Connections:
         self.members: dict[str, Claims] = {}
         self.introduced: dict[str, Claims] = {}
         self.tokens: dict[str, str] = {}
+        self.identities: dict[str, str] = {}
         self.nodes: dict[str, int] = {}
         self.willing: dict[str, bool] = {}
         self.bound: set[str] = set()
@@ -88,6 +90,8 @@ class Connections:
             return
         self.tokens[said.site] = said.token
         self.nodes[said.site] = node
+        if said.identity:
+            self.identities[said.site] = said.identity
         for name in (said.site, f"node {node}"):
             self.refusals.pop(name, None)
         self.progress.forget(f"node {node}")

@@ -151,12 +151,14 @@ def ask_terms(
     asked, limit = sorted(to), sites.study.run.round_timeout
     what = f"{len(asked)} sites are asked whether they accept the terms"
     sites.progress.expect(f"{what}, and waited for up to {limit:g} s")
+    known = agreement.claims.keys() & sites.identities.keys()
     request = TermsRequest(
         study=sites.study,
         run=sites.run,
         terms=agreement.terms,
         signer=sites.signer.key,
         binding=binding,
+        identities={site: sites.identities[site] for site in known},
     )
     return sites.ask(dict.fromkeys(asked, request.to_message()), limit)
 

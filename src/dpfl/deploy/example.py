@@ -26,7 +26,6 @@ from dpfl.runs.deployment import STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
 from dpfl.runs.site_file import SITE_FILE, SiteFile
 from dpfl.runs.toml_file import read_toml
-from dpfl.secure_sum.keys import public_half
 
 DATA = Path(__file__).with_name("data")
 BUDGETS = {"cleveland": 1.0, "hungarian": 4.0, "va": 8.0}  # epsilons
@@ -91,7 +90,7 @@ def write_site(home: Path, study: StudyFile, epsilon: float, records: bytes, ser
 def pin_identities(homes: Sequence[Path]) -> None:
     """Give every site the identity keys of the others, as their operators would by telephone."""
     sites = {home.name: SiteFolder(home) for home in homes}
-    known = {name: public_half(site.identity()) for name, site in sites.items()}
+    known = {name: site.identity_key for name, site in sites.items()}
     for name, site in sites.items():
         members = {other: key for other, key in known.items() if other != name}
         values = site.file.model_dump(exclude_none=True) | {"secure_sum": {"members": members}}

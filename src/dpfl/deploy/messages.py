@@ -15,6 +15,7 @@ An answer's header holds ::
     round   in answers to a round
     head    in answers to a round: the hash of the newest entry of the site's ledger
     claims  in answers to a hello: what the site says of its budget and records
+    identity  in answers to a hello: its public key for secure sums
 """
 
 from __future__ import annotations
@@ -217,18 +218,22 @@ class Reply:
 class Introduction:
     """What a site says of itself when it enrols. All of it is a declaration, nothing a fact.
 
-    ``token`` proves to this run's server that later answers come from the same site.
+    ``token`` proves to this run's server that later answers come from the same site. ``identity``
+    is the public key that other sites know it by, where the study has a secure sum.
     """
 
     site: str
     claims: Claims
     token: str
     version: str = ""
+    identity: str = ""
 
     def to_message(self) -> Message:
         """Write the introduction."""
-        claims = asdict(self.claims)
-        return acceptance(self.site, claims=claims, token=self.token, dpfl=self.version)
+        said: Plain = {"claims": asdict(self.claims), "token": self.token, "dpfl": self.version}
+        if self.identity:
+            said["identity"] = self.identity
+        return Message(header={"ok": True, "site": self.site, **said})
 
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> Introduction:
@@ -243,4 +248,5 @@ class Introduction:
                 test_examples=integer(said.get("test_examples", 0), most=1 << 53),
             )
             names = {"site": header["site"], "token": header["token"], "version": header["dpfl"]}
+            names["identity"] = header.get("identity", "")
             return cls(claims=claims, **{name: str(value) for name, value in names.items()})

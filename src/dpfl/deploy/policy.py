@@ -5,7 +5,7 @@ any time. The section [policy] of ``site.toml`` holds the limits. A refusal name
 was offered, and is told to the server; nothing in it depends on the site's records.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from dpfl.core.checks import check
@@ -89,6 +89,20 @@ def _check_secure_sum(file: SiteFile, strategy: Strategy, sites: Sequence[str]) 
         f"{found} of the study's sites may collude{stated}, and it plans for {channel.colluders}",
         "pin their identity keys in [secure_sum] members, or plan for more colluders",
     )
+
+
+def check_identities(file: SiteFile, own: str, identities: Mapping[str, str]) -> None:
+    """Check the keys that a study's sites have for secure sums, before anything is charged.
+
+    ``own`` is this site's, ``identities`` what the server says that all have. They are checked
+    again in every sum, where members prove that they have them.
+    """
+    taken: dict[str, str] = {}
+    for name, key in sorted({**identities, file.site.id: own}.items()):
+        other = taken.setdefault(key, name)
+        problem = f"'{other}' and '{name}' have one identity key"
+        _accept(file, other == name, problem, "make one of them anew: dpfl site init")
+    file.trust().colluders_among(identities)  # a pinned site with another key is refused
 
 
 def _check_honest(file: SiteFile, agreement: Agreement) -> None:

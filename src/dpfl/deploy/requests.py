@@ -9,6 +9,7 @@ answer it. Its header holds ::
     run      the name of the run
     terms    what enrolment settled (not in a hello)
     binding  of terms: whether the site commits to its plan by accepting
+    identities  of terms: the keys of all sites for secure sums, so that wrong ones are found early
     round    of a request to train, or for a phase of a secure sum
     phase    of a secure sum: keys, shares, survivors or unmask; its masked input is a training
     sum      what the phase brings: terms, a roster, others' shares, survivors or signatures
@@ -19,8 +20,8 @@ answer it. Its header holds ::
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from dpfl.core.checks import check
@@ -124,6 +125,7 @@ class TermsRequest(UnderTerms):
 
     kind = TERMS
     binding: bool
+    identities: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +163,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "terms": terms_from_dict,
     "binding": lambda value: value is True,
     "round": lambda value: integer(value, least=None),
+    "identities": lambda value: {str(name): str(key) for name, key in dict(value or {}).items()},
     "phase": str,
     "sum": lambda value: None if value is None else dict(value),
     "signer": str,

@@ -19,7 +19,7 @@ from dpfl.deploy.commitment import Commitment
 from dpfl.deploy.messages import WENT_WRONG, Introduction, Message, acceptance, refusal
 from dpfl.deploy.order import following, place
 from dpfl.deploy.outcome import keep_model, pack_private, unpack_private
-from dpfl.deploy.policy import check_download
+from dpfl.deploy.policy import check_download, check_identities
 from dpfl.deploy.records import Records
 from dpfl.deploy.requests import (
     Delivery,
@@ -96,6 +96,8 @@ class Site(BoundSite):
         tested = records_of(member) if request.study.accounted else 0
         claims = replace(member.claims, test_examples=tested)
         said = Introduction(site=self.id, claims=claims, token=token, version=__version__)
+        if request.study.secure_sum:
+            said = replace(said, identity=self.identity_key)
         return said.to_message()
 
     def _accept_terms(self, request: TermsRequest) -> Message:
@@ -106,6 +108,8 @@ class Site(BoundSite):
         them, and leaves the others out of the population.
         """
         commitment, run = self.commitment(request), request.run
+        if request.study.secure_sum:
+            check_identities(self.file, self.identity_key, request.identities)
         with closing(self.ledger()) as ledger:
             if not request.binding or ledger.agreed(run) is None:
                 commitment.check(ledger)

@@ -22,7 +22,7 @@ import hashlib
 import os
 import secrets
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -30,14 +30,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dpfl.core.checks import check
 from dpfl.core.errors import DiskError, DpflError, FolderError, LedgerError, PeerError
 from dpfl.core.files import append_line, write_safely
-from dpfl.core.types import Observer, Plain
+from dpfl.core.types import Observer
 from dpfl.deploy.messages import Message, write_header
-from dpfl.deploy.processes import noted_process
 from dpfl.deploy.receipts import RECEIPTS, Receipt, check_held, read_receipts
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.privacy.statement import Statement, statement
 from dpfl.runs.site_file import SiteFile
+from dpfl.secure_sum.keys import public_half
 
 LEDGER, TOKEN, IDENTITY = "ledger.sqlite", "token", "identity.key"
 LOG, SENT = "site.log", "sent.jsonl"
@@ -113,6 +113,11 @@ class SiteFolder:
             ledger.close()
             raise
         return ledger
+
+    @property
+    def identity_key(self) -> str:
+        """The public half of its identity, hexadecimal: what other sites pin."""
+        return public_half(self.identity())
 
     def token(self, run: str) -> str:
         """Derive what proves to the server of one run that messages come from the same site.
@@ -218,39 +223,3 @@ def note_sent(folder: Path, asked: Message | None, answer: Message) -> None:
         "sha256": hashlib.sha256(whole).hexdigest(),
     }
     append_line(folder / SENT, line)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SiteStatus:
-    """Whether a site runs, which studies it has served, and what it has spent.
-
-    ``says``: the last sentence on its screen.
-    ``studies``: title and last charged round of each run.
-    """
-
-    site: str
-    running: bool
-    says: str
-    studies: dict[str, tuple[str, int | None]]
-    spent: list[Statement]
-
-    @classmethod
-    def of(cls, site: SiteFolder) -> SiteStatus:
-        """Read the folder of a site."""
-        with closing(site.checked_ledger()) as ledger:
-            titles = ledger.titles().items()
-            studies = {run: (title, ledger.last_round(run)) for run, title in titles}
-        running = noted_process(site.folder / SITE_PROCESS) is not None
-        said = site.folder / SAYS
-        says = said.read_text(errors="replace").strip() if running and said.exists() else ""
-        return cls(site=site.id, running=running, says=says, studies=studies, spent=site.spent())
-
-    def to_dict(self) -> Plain:
-        """Return plain values."""
-        studies = [
-            {"run": run, "title": title, "last_round": last}
-            for run, (title, last) in self.studies.items()
-        ]
-        spent = [line.to_dict() for line in self.spent]
-        state = {"site": self.site, "running": self.running, "says": self.says or None}
-        return {**state, "studies": studies, "spent": spent}

@@ -1,0 +1,47 @@
+"""What people ask of a site: whether it runs, what it has served, and what it has spent."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+
+from dpfl.core.types import Plain
+from dpfl.deploy.processes import noted_process
+from dpfl.deploy.site_folder import SAYS, SITE_PROCESS, SiteFolder
+from dpfl.privacy.statement import Statement
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteStatus:
+    """Whether a site runs, which studies it has served, and what it has spent.
+
+    ``says``: the last sentence on its screen.
+    ``studies``: title and last charged round of each run.
+    """
+
+    site: str
+    running: bool
+    says: str
+    studies: dict[str, tuple[str, int | None]]
+    spent: list[Statement]
+
+    @classmethod
+    def of(cls, site: SiteFolder) -> SiteStatus:
+        """Read the folder of a site."""
+        with closing(site.checked_ledger()) as ledger:
+            titles = ledger.titles().items()
+            studies = {run: (title, ledger.last_round(run)) for run, title in titles}
+        running = noted_process(site.folder / SITE_PROCESS) is not None
+        said = site.folder / SAYS
+        says = said.read_text(errors="replace").strip() if running and said.exists() else ""
+        return cls(site=site.id, running=running, says=says, studies=studies, spent=site.spent())
+
+    def to_dict(self) -> Plain:
+        """Return plain values."""
+        studies = [
+            {"run": run, "title": title, "last_round": last}
+            for run, (title, last) in self.studies.items()
+        ]
+        spent = [line.to_dict() for line in self.spent]
+        state = {"site": self.site, "running": self.running, "says": self.says or None}
+        return {**state, "studies": studies, "spent": spent}
