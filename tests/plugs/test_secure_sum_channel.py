@@ -187,4 +187,4 @@ def test_the_assumptions_name_the_adversary() -> None:
     assert "the server is the adversary, and 1 member of a sum may work together" in first
     assert "all drawn clients but 2" in second
     assert "3 clients fewer" in second
-    assert "no member of a sum" in SecureSum(colluders=0).assumptions[0]
+    assert "members of its sums are trusted" in SecureSum(colluders=0).assumptions[0]
