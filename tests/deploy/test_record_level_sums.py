@@ -2,55 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
 
 from dpfl.deploy.requests import TermsRequest
-from dpfl.plugs.releases import Mean
 from dpfl.rounds import close_round
-from dpfl.runs.deployment import StudyFile
-from dpfl.strategy import Strategy
-from tests.deploy.federation import FEATURES, RECORD, Desk, Federation, charged
+from tests.deploy.federation import RECORD, Desk, Federation, charged
+from tests.deploy.releasing import begin_with_a_mean
 from tests.deploy.sums import NAMES, Talk, integers_of, pin, sum_values
-
-RELEASE = Mean(into="0.mean", share=0.2, bound=FEATURES**0.5)
-
-
-class Centre(nn.Module):
-    """Subtracts a public mean."""
-
-    mean: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(FEATURES))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x - self.mean
 
 
 @pytest.fixture(autouse=True)
-def _with_a_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every study begins with the mean of the records."""
-    real = StudyFile.strategy
-
-    def strategy(self: StudyFile) -> Strategy:
-        return replace(real(self), releases=(RELEASE,))
-
-    def build_model(self: StudyFile) -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(Centre(), nn.Linear(FEATURES, 2))
-
-    monkeypatch.setattr(StudyFile, "strategy", strategy)
-    monkeypatch.setattr(StudyFile, "build_model", build_model)
-    yield
+def _with_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_with_a_mean(monkeypatch)
 
 
 def values_of(steps: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
 
 from dpfl.deploy import coordinator as module
 from dpfl.deploy.outcome import outcomes
 from dpfl.deploy.site import Site
-from dpfl.plugs.releases import Mean
-from dpfl.runs.deployment import StudyFile
-from dpfl.strategy import Strategy
 from tests.deploy.federation import (
-    FEATURES,
     RECORD,
     Desk,
     Federation,
@@ -29,38 +23,12 @@ from tests.deploy.federation import (
     study_values,
     write_site_file,
 )
-
-RELEASE = Mean(into="0.mean", share=0.2, bound=FEATURES**0.5)
-
-
-class Centre(nn.Module):
-    """Subtracts a public mean."""
-
-    mean: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(FEATURES))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x - self.mean
+from tests.deploy.releasing import RELEASE, begin_with_a_mean
 
 
 @pytest.fixture(autouse=True)
-def _with_a_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every study begins with the mean of the records."""
-    real = StudyFile.strategy
-
-    def strategy(self: StudyFile) -> Strategy:
-        return replace(real(self), releases=(RELEASE,))
-
-    def build_model(self: StudyFile) -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(Centre(), nn.Linear(FEATURES, 2))
-
-    monkeypatch.setattr(StudyFile, "strategy", strategy)
-    monkeypatch.setattr(StudyFile, "build_model", build_model)
-    yield
+def _with_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_with_a_mean(monkeypatch)
 
 
 def federation(tmp_path: Path, **run: Any) -> Federation:

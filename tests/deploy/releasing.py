@@ -1,0 +1,42 @@
+"""Studies that begin with a release, for tests."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpfl.plugs.releases import Mean
+from dpfl.runs.deployment import StudyFile
+from dpfl.strategy import Strategy
+from tests.deploy.federation import FEATURES
+
+RELEASE = Mean(into="0.mean", share=0.2, bound=FEATURES**0.5)
+
+
+class Centre(nn.Module):
+    """Subtracts a public mean."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - self.mean
+
+
+def begin_with_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every study begin with a release of the mean of the records."""
+    real = StudyFile.strategy
+
+    def strategy(self: StudyFile) -> Strategy:
+        return replace(real(self), releases=(RELEASE,))
+
+    def build_model(self: StudyFile) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(Centre(), nn.Linear(FEATURES, 2))
+
+    monkeypatch.setattr(StudyFile, "strategy", strategy)
+    monkeypatch.setattr(StudyFile, "build_model", build_model)
