@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from safetensors.torch import load_file
 from dpfl.deploy import coordinator as module
 from dpfl.deploy.outcome import outcomes
 from dpfl.deploy.site import Site
+from tests.deploy import releasing
 from tests.deploy.federation import (
     RECORD,
     Desk,
@@ -116,7 +116,7 @@ def test_a_release_has_at_least_the_noise_that_a_site_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Most of the budget goes into the release here, so that it has less noise than the rounds."""
-    monkeypatch.setattr(sys.modules[__name__], "RELEASE", replace(RELEASE, share=0.9))
+    monkeypatch.setattr(releasing, "RELEASE", replace(RELEASE, share=0.9))
     desk, answers = Desk(study_values("weiavg", rounds=2)), []
     for number, factor in enumerate((0.0, 0.99, 1.01)):
         site = make_site(tmp_path / str(number), "a", RECORD)
