@@ -127,6 +127,7 @@ def test_a_clip_that_is_reached_is_charged_in_full() -> None:
 def test_integers_have_a_public_bound(engine: str) -> None:
     model, far = nn.Linear(6, 3), 1e3 * torch.ones(40, 6)
     nn.init.zeros_(model.weight)
+    model.bias.data = torch.tensor([50.0, 0.0, 0.0])  # all but the first class are wrong
     noise = 40 * SCALE / (100 * LARGEST_SUM)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
