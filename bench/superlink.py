@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -141,6 +142,9 @@ def plain(sites: int, rounds: int, folder: Path) -> list[dict[str, Any]]:
 def secagg_plus(sites: int, rounds: int, folder: Path) -> list[dict[str, Any]]:
     """Add up over a SuperLink and SuperNodes; return each round's seconds by phase."""
     task = Task(members=sites, parameters=NUMBERS, dropouts=0)
+    # Flower's programs import the app, and the app this folder.
+    known = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, known))
     app, out = folder / processes.APP, folder / "seconds.jsonl"
     app.mkdir(parents=True)
     (app / "pyproject.toml").write_text(APP)
