@@ -115,6 +115,7 @@ def test_a_study_publishes_what_the_simulator_publishes(federation, monkeypatch,
     (line,) = federation.lines()
     assert line["arrived"] == [name for name in NAMES if name not in gone]
     assert sorted(line["missing"]) == [*gone]
+    assert line["payload_bytes_up"] == line["bytes_up"] > 0  # masked uploads have no frame
     ((plan, run, total),) = played
     desk = Desk(values, run=run.name)
     sent = integers_of(desk, federation.sites, download=plan.downloads["a"])

@@ -219,6 +219,8 @@ class Coordinator:
         uplinks, total = ask_uploads(sites, self.folder, agreement, plan)
         state, record = close_round(agreement, state, plan, uplinks, run, total=total)
         record = replace(record, effective_noise=effective_noise(agreement, plan, record))
+        if total is not None:  # masked uploads are integers without a frame
+            record = replace(record, payload_bytes_up=record.bytes_up)
         self.folder.append_round(record)
         history.append(record)
         return self._checkpoint(state), ""

@@ -92,13 +92,14 @@ class _Measurement:
         for site in self.missing:  # who refuses a measurement may take the next round
             self.sites.willing[site] = before.get(site, True)
         sent = [len(uplink.payload) for uplink in uplinks if uplink.payload is not None]
+        frame = FRAME_BYTES if total is None else 0
         return RoundRecord(
             round=self.round,
             cohort=plan.cohort.ids,
             arrived=arrived,
             missing=self.missing,
             bytes_up=sum(sent),
-            payload_bytes_up=sum(sent) - FRAME_BYTES * len(sent),
+            payload_bytes_up=sum(sent) - frame * len(sent),
             bytes_down=sum(map(len, plan.downloads.values())),
             published=found is not None,
             measured=found,

@@ -166,7 +166,7 @@ class OnCommonGrid(Stage):
         return Grid(_COMMON_STEP)
 
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Weigh and round."""
+        """Multiply the update by the client's weight, and round it to multiples of the step."""
         weighed = x.double().nan_to_num(0.0, 0.0, 0.0) * who.weight
         steps = (weighed / _COMMON_STEP).round_().clamp_(-LARGEST_SUM, LARGEST_SUM)
         return steps.mul_(_COMMON_STEP)

@@ -96,7 +96,7 @@ class ModelCard:
         return make_model(settings.pop("name"), self.shape, task.width, **settings, **own)
 
     def write(self, path: Path) -> None:
-        """Write the file."""
+        """Write the card as JSON, with the version of its format, to ``path``."""
         told = {"format": CARD_FORMAT, **asdict(self)}
         write_safely(path, (json.dumps(told, indent=2) + "\n").encode())
 

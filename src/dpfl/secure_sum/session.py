@@ -79,7 +79,7 @@ class MemberKeys:
     signature: str = ""
 
     def content(self, terms: SumTerms) -> bytes:
-        """What is signed."""
+        """Return the bytes that the identity key signs: both keys, and the sum they are for."""
         about = (terms.run, terms.round, terms.attempt, terms.plan)
         return keys.canonical("dpfl one-time keys", *about, self.name, self.mask, self.share)
 
@@ -114,7 +114,7 @@ class Roster:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Who takes part."""
+        """The names of all members, in order."""
         return tuple(one.name for one in self.members)
 
     @cached_property
@@ -167,7 +167,7 @@ class Announcement:
     signature: str = ""
 
     def content(self, session: str) -> bytes:
-        """What is signed."""
+        """Return the bytes that the identity key signs: the choice, and the session it is for."""
         about = (self.name, list(self.chosen), self.commitment)
         return keys.canonical("dpfl neighbours", session, *about)
 

@@ -64,7 +64,7 @@ class MemberState:
         return self.roster
 
     def to_bytes(self) -> bytes:
-        """Write it for the caller to store."""
+        """Write the state, secrets included, for the caller to store."""
         told: dict[str, Any] = {"keys": asdict(self.keys), "terms": asdict(self.terms)}
         for name in ("mask_seed", "share_seed", "own_seed"):
             told[name] = _written(getattr(self, name))
@@ -78,7 +78,7 @@ class MemberState:
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> MemberState:
-        """Read it back."""
+        """Read a state that :meth:`to_bytes` has written."""
         told = json.loads(stored)
         found: dict[str, Any] = {
             name: told[name] and {member: _bytes(one) for member, one in told[name].items()}

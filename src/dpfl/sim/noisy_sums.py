@@ -98,7 +98,7 @@ class NoisySums:
 
     @property
     def records(self) -> int:
-        """All test records."""
+        """How many test records all clients that answered have together."""
         return sum(self.counts.values())
 
     def shared(self, measure: Measure) -> dict[str, Any]:

@@ -54,6 +54,10 @@ def _check_sums(strategy: Strategy) -> None:
     problem = "it protects nobody, and a sum without noise may tell all about a client"
     private = strategy.observer is not Observer.NOBODY
     check(private, where, problem, "use a method that is private", PrivacyRefusal)
+    problem = "cohorts of a random size: its roster and its shares of noise tell who was drawn"
+    remedy = "draw a fixed number of clients: sampling = 'uniform'"
+    fixed = strategy.selection.sampling != "poisson"
+    check(fixed, where, problem, remedy, PrivacyRefusal)
     if strategy.clean is not None:
         problem = f"{type(strategy.clean).__name__} needs single uploads, and a sum has none"
         check(False, where, problem, strategy.clean.without_rows)
@@ -65,10 +69,6 @@ def _check_sums(strategy: Strategy) -> None:
 def _client_level(strategy: Strategy, channel: SecureSum) -> Strategy:
     """Share noise out among the clients, for the honest ones of them."""
     where, missing = f"secure sum of '{strategy.name}'", channel.tolerated_dropouts
-    problem = "cohorts of a random size: how large a share of noise is would tell who was drawn"
-    remedy = "draw a fixed number of clients: sampling = 'uniform'"
-    fixed = strategy.selection.sampling != "poisson"
-    check(fixed, where, problem, remedy, PrivacyRefusal)
     given = strategy.tolerated_dropouts
     problem = f"the method tolerates {given} dropouts, the secure sum {missing}"
     check(given in (0, missing), where, problem, "say it once, for the secure sum")
@@ -117,10 +117,6 @@ def _without_trust(strategy: Strategy) -> Strategy:
 def _record_level(strategy: Strategy, channel: SecureSum) -> Strategy:
     """Weigh updates at the clients, by constants; share the noise of a single local step."""
     where, local = f"secure sum of '{strategy.name}'", strategy.local
-    problem = "cohorts of a random size: a secure sum has a roster, which tells its size"
-    remedy = "draw a fixed number of clients: sampling = 'uniform'"
-    fixed = strategy.selection.sampling != "poisson"
-    check(fixed, where, problem, remedy, PrivacyRefusal)
     problem = "its clients keep parts of the model, or send something else than their updates"
     whole = strategy.personal is None and not strategy.stages
     check(whole, where, problem, "use a method that averages updates")

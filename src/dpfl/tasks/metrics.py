@@ -119,7 +119,7 @@ def r2(found: Evaluated) -> float:
 
 
 def loss(found: Evaluated) -> float:
-    """Mean loss."""
+    """Mean over all test records of the loss that training minimises."""
     return float(found.losses.mean())
 
 
