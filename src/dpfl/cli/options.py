@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 import dpfl
-from dpfl.cli.values import FIELDS, LIGHT_DEFAULTS, ROUNDS, Values, check_complete, lay_over, wanted
+from dpfl.cli.values import (
+    FIELDS,
+    LIGHT_DEFAULTS,
+    ROUNDS,
+    Values,
+    check_complete,
+    lay_over,
+    plans_itself,
+    wanted,
+)
 from dpfl.core.checks import check, one_of
 
 if TYPE_CHECKING:
@@ -162,7 +171,8 @@ class Asked:
         for name, value in LIGHT_DEFAULTS.items():
             if wanted(method, name):
                 method.setdefault(name, value)
-        values.setdefault("run", {}).setdefault("rounds", ROUNDS)
+        if not plans_itself(values["method"]):
+            values.setdefault("run", {}).setdefault("rounds", ROUNDS)
         return values
 
     def experiment(self, method: str | None = None) -> Experiment:

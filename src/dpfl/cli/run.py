@@ -56,7 +56,7 @@ def run(
     folder, experiment = _interrupted(asked, resume) if resume else _new(asked, folder)
     again = f"what was charged stays charged; go on with: dpfl run --resume {folder}"
     live_page = pages.LiveServer(folder, port) if live else nullcontext()
-    bar = c.progress_bar(experiment.method.name, "planning", experiment.run.rounds, quiet)
+    bar = c.progress_bar(experiment.method.name, "planning", experiment.rounds, quiet)
     with live_page as page, logging_to(log, folder, experiment, c.note) as logger, bar as update:
         if page:
             c.note(f"Live view: {page.address}")

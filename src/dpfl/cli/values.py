@@ -107,6 +107,14 @@ def wanted(method: Values, setting: str) -> bool:
     return known is None or bool(needed)
 
 
+def plans_itself(method: Values) -> bool:
+    """Whether a method brings its own model, and plans its own rounds."""
+    from dpfl.methods import METHODS
+
+    known = METHODS.get(method.get("name", ""))
+    return known is not None and known.model is not None
+
+
 def data_values(name: str) -> Values:
     """Return the data section for a data set by name, or for a folder."""
     from dpfl.datasets.named import DATASETS
@@ -178,9 +186,11 @@ def check_complete(values: Values, method: str | None, *, any_method: bool = Fal
         return
     remedy = "give --method, or an experiment file; dpfl methods lists them"
     check(bool(method), "options", "no method was named", remedy)
-    if "clip" in find(str(method)).settings:
+    clips = "clip" in find(str(method)).settings
+    if clips:
         given, remedy = "clip" in values["method"], "give --clip: the largest norm of a gradient"
         check(given, "options", "no clip was given, and it has no default", remedy)
+    if clips or plans_itself(values["method"]):
         given = "epsilon" in values.get("budgets", {})
         remedy = "give --budgets and --delta; dpfl budgets lists distributions"
         check(given, "options", "no budgets were given, and they have no default", remedy)

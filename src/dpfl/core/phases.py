@@ -29,11 +29,15 @@ class Phase:
     ``gradient`` is the batch's mean, or the clipped and noised sum over the expected batch: in
     DP-SGD all else is post-processing of it. With ``sum_only`` there is one step, and what comes of
     it is minus that sum, as integers in steps of the grid of its noise.
+
+    ``sampling`` is ``poisson``, ``shuffle``, or ``full``: all records in every step, added up in
+    double precision. With ``whole`` the mean gradient of all records is clipped as one, where a
+    whole client is protected.
     """
 
     steps: int
     batch_size: int
-    sampling: Literal["poisson", "shuffle"]
+    sampling: Literal["poisson", "shuffle", "full"]
     lr: float
     clip: float | None = None  # bounds each record's gradient; without it this is plain SGD
     noise_multiplier: float = 0.0  # times clip: the noise on the sum of gradients
@@ -46,6 +50,7 @@ class Phase:
     part: Literal["all", "head", "body"] = "all"  # what moves; the head is the last layer
     rates: tuple[tuple[int, float], ...] = ()  # (records, rate), one after the other, if not alike
     sum_only: bool = False  # the noisy sum of one step is wanted, not a model
+    whole: bool = False  # the mean gradient is clipped, not each record's
 
     def __post_init__(self) -> None:
         whole_number("phase", "steps", self.steps)
@@ -54,12 +59,15 @@ class Phase:
         whole = self.part == "all" or not clipped
         check(whole, "phase", f"clipped, but only the {self.part} moves", "move everything")
         check(clipped or not noisy, "phase", "there is noise but nothing is clipped", "give a clip")
-        sampled = self.sampling == "poisson" or not noisy
+        sampled = self.sampling != "shuffle" or not noisy
         check(sampled, "phase", f"noise on {self.sampling} batches", "use sampling = 'poisson'")
         one_of("phase", CLIPPINGS, clipping=self.clipping)
         problem = f"clipping = '{self.clipping}', but nothing is clipped"
         check(clipped or self.clipping == "flat", "phase", problem, "give a clip")
         check_optimiser("phase", vars(self))
+        full = self.sampling == "full" and clipped
+        problem = "the mean gradient of all records is clipped, and not all of them are taken"
+        check(full or not self.whole, "phase", problem, "use sampling = 'full' and a clip")
         alone = self.steps == 1 and noisy and self.ball is None and self.weight_decay == 0
         problem = "the sum of one noisy step is wanted, and there is more to do"
         remedy = "use one step with noise, without weight decay and without a ball"

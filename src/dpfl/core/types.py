@@ -116,6 +116,9 @@ class Terms:
     releases: tuple[tuple[float, int], ...] = ()  # before round one: share of a budget, numbers
     release_noise: tuple[float, ...] = ()  # of each of them, where clients share the noise of a sum
     weights: tuple[tuple[str, float], ...] = ()  # constants by which clients weigh what they send
+    measured: int = 0  # how many of the releases are measurements of an accounted metric
+    denominator: float = 0.0  # what a sum is divided by, where clients scale what they add
+    recipe: tuple[tuple[str, float], ...] = ()  # what a method has planned from all claims
 
     def with_noise(self, noise_multiplier: float) -> Terms:
         """Agree on one noise level for all."""

@@ -4,7 +4,7 @@ Records are stored small; a batch is made ready when it is needed. The constants
 are fixed and public: statistics of private data would be releases that nobody charges.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,7 +12,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers, taken as they are."""
+    """Numbers, taken as they are.
+
+    ``picture`` is the shape in which a flat record is a picture, channels first; empty where it is
+    not one. It changes no number, so that fingerprints, which hash the text, do not hold it.
+    """
+
+    picture: tuple[int, ...] = field(default=(), repr=False)
 
     def __call__(self, raw: Tensor) -> Tensor:
         """Return a batch of stored records as the model takes it."""

@@ -7,7 +7,7 @@ of many clients are one look-up.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -25,6 +25,7 @@ check_data = partial(check, kind=DataError)
 """Refuse data unless they are good: where, what is wrong, what to do."""
 
 Span = tuple[int, int]
+_AT_ONCE = 512  # records whose features are computed together
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 """One client's training features and labels, then its test features and labels."""
 
@@ -39,6 +40,26 @@ class Records:
     def __repr__(self) -> str:
         """Say how much there is, and show none of it."""
         return f"Records({len(self.labels)})"
+
+    def mapped(self, make: Callable[[Tensor], Tensor], spans: Sequence[Span]) -> Records:
+        """Return records whose features ``make`` computes, in the stretches that are held.
+
+        They are computed in evaluation of a few hundred records at a time; elsewhere there are
+        zeros.
+        """
+        held = torch.zeros(len(self.labels), dtype=torch.bool)
+        for first, last in spans:
+            held[first:last] = True
+        found: Tensor | None = None
+        with torch.no_grad():
+            for some in torch.split(held.nonzero()[:, 0], _AT_ONCE):
+                rows = make(self.features[some])
+                if found is None:
+                    found = rows.new_zeros(len(held), *rows.shape[1:])
+                found[some] = rows
+        if found is None:
+            found = make(self.features[:0])
+        return Records(found, self.labels)
 
     def token_outside(self, span: Span, count: int) -> int | None:
         """A token of a stretch that is outside 0..count - 1, if there is one.

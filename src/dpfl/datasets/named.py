@@ -18,7 +18,7 @@ import torch
 
 from dpfl.core.errors import unknown_name
 from dpfl.core.files import cache_folder
-from dpfl.data.inputs import NUMBERS, Inputs, Pixels, Tokens
+from dpfl.data.inputs import NUMBERS, Inputs, Numbers, Pixels, Tokens
 from dpfl.data.records import Dataset, spans_of
 from dpfl.datasets import census, imdb, shakespeare
 from dpfl.datasets.cifar import read_cifar10
@@ -65,7 +65,7 @@ def load_dataset(name: str, folder: Path | str | None = None) -> Dataset:
 def _digits(folder: Path | None) -> Dataset:
     """1,797 handwritten digits, 8 x 8 grey, 10 classes (scikit-learn)."""
     x, y = _read_digits()
-    return _dataset("digits", 10, (x / 16.0, y.copy()))
+    return _dataset("digits", 10, (x / 16.0, y.copy()), Numbers(picture=(1, 8, 8)))
 
 
 @cache
@@ -215,7 +215,7 @@ def _dataset(name: str, classes: int, arrays: Arrays, inputs: Inputs = NUMBERS) 
 
     Numbers become float32; bytes and tokens, which ``inputs`` reads, are stored as they are.
     """
-    kinds = (np.float32 if inputs is NUMBERS else arrays[0].dtype, np.int64) * 2
+    kinds = (np.float32 if isinstance(inputs, Numbers) else arrays[0].dtype, np.int64) * 2
     x, y, *test = (
         torch.from_numpy(np.ascontiguousarray(array, kind))
         for array, kind in zip(arrays, kinds, strict=False)

@@ -161,8 +161,8 @@ def terms_from_dict(values: Any) -> Terms:
     """
     with readable("terms"):
         noise = values["noise_multiplier"]
-        wholes = ("rounds", "population", "participations", "parameters", "records", "batch")
-        numbers = ("expected_cohort", "smallest_epsilon", "largest_epsilon")
+        wholes = "rounds population participations parameters records batch measured".split()
+        numbers = ("expected_cohort", "smallest_epsilon", "largest_epsilon", "denominator")
         found: Plain = {name: integer(values[name]) for name in wholes}
         found |= {name: float(values[name]) for name in numbers}
         return Terms(
@@ -172,6 +172,7 @@ def terms_from_dict(values: Any) -> Terms:
             releases=tuple((float(part), integer(size)) for part, size in values["releases"]),
             release_noise=tuple(float(noise) for noise in values["release_noise"]),
             weights=tuple((text(client), float(part)) for client, part in values["weights"]),
+            recipe=tuple((text(name), float(value)) for name, value in values["recipe"]),
         )
 
 

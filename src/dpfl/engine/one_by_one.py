@@ -73,6 +73,8 @@ class OneByOne:
             with self._dropout_from(dropout), _unwritten(vector, *model.parameters()):
                 if phase.clip is None:
                     gradient = self.mean_gradient(model, layout, vector, batch)
+                elif phase.whole:
+                    gradient = self.clipped_mean(model, layout, vector, batch, phase.clip)
                 else:
                     how = phase.clip, phase.clipping
                     gradient = self.clipped_sum(model, layout, vector, batch, *how)
@@ -124,6 +126,18 @@ class OneByOne:
         if len(batch.labels) == 0:
             return torch.zeros_like(vector)
         return layout.flatten(_gradients(model, layout.unflatten(vector), batch))
+
+    def clipped_mean(
+        self, model: nn.Module, layout: Layout, vector: Tensor, batch: Batch, clip: float
+    ) -> Tensor:
+        """Mean gradient of a batch in double precision, of norm at most ``clip`` as a whole.
+
+        A mean that is not finite counts as zero.
+        """
+        mean = self.mean_gradient(model, layout, vector, batch).double()
+        norm = torch.linalg.vector_norm(mean)
+        clipped = mean * clip_factor(norm, clip)
+        return clipped if bool(norm <= LARGEST_NORM) else torch.zeros_like(mean)
 
     def clipped_sum(
         self,

@@ -17,6 +17,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.types import Phase
 from dpfl.engine.base import Job
 from dpfl.engine.coverage import can_ghost_clip
+from dpfl.engine.full_batches import FullBatches
 from dpfl.engine.ghost_clipping import GhostClipping
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.phase_block import PhaseBlock, plain_sums
@@ -61,7 +62,8 @@ def _alike(plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
     def shape(p: Phase) -> tuple[object, ...]:
         has = (p.clip is None, p.noise_multiplier > 0, p.ball is None)
         pulled = (p.momentum > 0, p.proximal > 0)
-        return (p.steps, p.batch_size, p.sampling, p.part, p.clipping, p.sum_only, *has, *pulled)
+        same = (p.steps, p.batch_size, p.sampling, p.part, p.clipping, p.sum_only, p.whole)
+        return (*same, *has, *pulled)
 
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, phases in enumerate(plans):
@@ -80,6 +82,7 @@ class Stacked:
     def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)
         self._ghost_clipping, self._one_by_one = GhostClipping(device), OneByOne(device)
+        self._full_batches = FullBatches(device)
 
     def blocks(self, plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
         """Group clients of equal shape; a pure function of the cohort, never of the workers.
@@ -97,6 +100,8 @@ class Stacked:
 
     def run(self, model: nn.Module, layout: Layout, jobs: Sequence[Job]) -> list[Tensor]:
         """Run jobs of equal shape together; a model that is not a chain runs one by one."""
+        if any(phase.sampling == "full" for job in jobs for phase in job.phases):
+            return self._full_batches.run(model, layout, jobs)
         chain = Chain.of(model, layout)
         plain = all(job.task.plain and chain and chain.takes(job.features) for job in jobs[:1])
         if chain is None or not plain:

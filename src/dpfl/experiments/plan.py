@@ -127,7 +127,8 @@ def plan(
     planned = []
     for experiment in experiments:
         description = describe(experiment, data_folder)
-        seconds, untimed = _timed(experiment, data_folder) if timing else (None, "")
+        rounds = description.rounds
+        seconds, untimed = _timed(experiment, rounds, data_folder) if timing else (None, "")
         planned.append(MethodPlan(description=description, seconds=seconds, untimed=untimed))
     advice = recommend([one.description.forecast for one in planned])
     return Plan(methods=tuple(planned), recommendations=tuple(advice))
@@ -178,20 +179,24 @@ def _reason(
 # -- time ------------------------------------------------------------------------------------------
 
 
-def _timed(experiment: Experiment, data_folder: Path | None) -> tuple[float | None, str]:
+def _timed(
+    experiment: Experiment, rounds: int, data_folder: Path | None
+) -> tuple[float | None, str]:
     """Estimate the time; the few clients it takes may be too few for a method that all can run."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about a run that is not a real one
-            return seconds_in_all(experiment, data_folder), ""
+            return seconds_in_all(experiment, data_folder, rounds=rounds), ""
     except DpflError as error:
         return None, str(error)
 
 
-def seconds_in_all(experiment: Experiment, data_folder: Path | None = None) -> float:
+def seconds_in_all(
+    experiment: Experiment, data_folder: Path | None = None, *, rounds: int | None = None
+) -> float:
     """Estimate the seconds that a whole run of an ``experiment`` takes on this machine.
 
-    ``data_folder`` is where data sets lie that do not ship with dpfl. No record is used and nothing
+    ``rounds`` are those that it plans, where its file does not say. ``data_folder`` is where data sets lie that do not ship with dpfl. No record is used and nothing
     is charged: only sizes matter. A few clients stand for all, from the smallest to the largest
     budget; files and evaluation are not counted.
     """
@@ -207,7 +212,8 @@ def seconds_in_all(experiment: Experiment, data_folder: Path | None = None) -> f
     opened, clients, closed = (statistics.mean(line[name] for line in warm) for name in stages)
     heard = strategy.selection.rate(len(federation.ids)) * len(federation.ids)
     per_client = (clients / experiment.run.workers + closed) / len(few.ids)
-    return experiment.run.rounds * (opened + per_client * heard)
+    rounds = rounds or experiment.rounds
+    return rounds * (opened + per_client * heard)
 
 
 def _blank(federation: Federation, count: int) -> Federation:

@@ -39,7 +39,7 @@ class Task:
     @property
     def rounds(self) -> int:
         """How many rounds it takes: the unit that progress is shown in."""
-        return min(self.until or self.experiment.run.rounds, self.experiment.run.rounds)
+        return min(self.until or self.experiment.rounds, self.experiment.rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def run_task(task: Task, report: Callable[[int], None]) -> Ended:
         report(done)
 
     how: dict[str, Any] = {"resume": started, "data_folder": task.data_folder, "progress": progress}
-    if task.rounds < experiment.run.rounds:
+    if task.rounds < experiment.rounds:
         scores = run_until(experiment, task.folder, task.rounds, **how)
         halted = Ended(scores=scores, rounds=task.rounds)
         return _known(folder, task) or halted  # it may have ended before
@@ -85,7 +85,7 @@ def _same(folder: RunFolder, experiment: Experiment) -> bool:
 def _known(folder: RunFolder, task: Task) -> Ended | None:
     """What is known of a run after so many rounds, if it has come so far."""
     summary = folder.read_summary() if folder.summary.exists() else None
-    to_the_end = task.rounds >= task.experiment.run.rounds
+    to_the_end = task.rounds >= task.experiment.rounds
     if summary is not None and (to_the_end or summary.rounds.ended_early):
         return Ended(scores=summary.scores, rounds=summary.rounds.done)
     scores = folder.halted_at(task.rounds)

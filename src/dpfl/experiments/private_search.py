@@ -84,7 +84,7 @@ def private_search(
     options, first = study.tunable(method), int(base.get("run", {}).get("seed", 0))
     experiments = [study.rehearsal({}, method, values, first, ()) for values in options]
     federation = experiments[0].federation(data_folder)
-    once = replace(metric, every=experiments[0].run.rounds)
+    once = replace(metric, every=experiments[0].rounds)
     histories = [_planned(experiment, federation, once) for experiment in experiments]
     cost = _search_cost(histories, federation, runs, most_epsilon)
     seeded = experiments[0].run.noise == "seeded"
@@ -135,7 +135,7 @@ def _planned(experiment: Experiment, federation: Federation, metric: AccountedMe
         for client, member in simulation.members.items():
             cost, seen_by = simulation.agreement.plans(member.participant)[0]
             delta = None if member.budget is None else member.budget.delta
-            most = ledger.affordable_releases(client, cost, seen_by, simulation.rounds, delta=delta)
+            most = ledger.affordable_releases(client, cost, seen_by, simulation.planned, delta=delta)
             found[client] = cost.times(most) if most else ()
         return found
 
@@ -186,7 +186,7 @@ def _one_run(
             engine=own.engine,
             device=own.device,
             workers=own.workers,
-            evaluate_every=own.rounds,
+            evaluate_every=experiment.rounds,
             misreports=own.misreports,
             accounted=metric,
         )

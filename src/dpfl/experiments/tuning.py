@@ -165,7 +165,7 @@ def _candidates(study: Sweep, case: Values, label: str, store: RunStore) -> list
 def _try(going: Sequence[_Candidate], share: float, store: RunStore) -> None:
     """Run candidates up to a share of their rounds, and note how good they are there."""
     tasks = [
-        replace(task, until=math.ceil(share * task.experiment.run.rounds))
+        replace(task, until=math.ceil(share * task.experiment.rounds))
         for one in going
         for task in one.tasks
     ]

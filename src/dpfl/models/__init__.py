@@ -6,6 +6,7 @@ let it start from public weights and keep a part of them.
 """
 
 import inspect
+from collections import OrderedDict
 
 import torch
 from torch import nn
@@ -17,6 +18,8 @@ from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.models import networks
 from dpfl.models.batch_norm import replace_batch_norm as replace_batch_norm
 from dpfl.models.checks import check_model as check_model
+from dpfl.models.features import auto_features, make_features
+from dpfl.models.preconditioning import OnFeatures, linear_head
 from dpfl.models.pretrained import freeze as freeze
 from dpfl.models.pretrained import load_weights as load_weights
 
@@ -29,13 +32,18 @@ TEXT_MODELS: dict[str, networks.BuildText] = {name: getattr(networks, name) for 
 """Models of tokens: ``TEXT_MODELS[name](vocabulary, classes, hidden)``."""
 
 
+LINEAR_HEAD = "linear_head"
+"""A linear classifier on public features, for methods that condition them."""
+
+
 def about(name: str) -> str:
     """Return the first line of the description of the model called ``name``.
 
     >>> about("logistic")
     'Multinomial logistic regression.'
     """
-    return (inspect.getdoc((MODELS | TEXT_MODELS)[name]) or "").splitlines()[0]
+    known = {**MODELS, **TEXT_MODELS, LINEAR_HEAD: linear_head}
+    return (inspect.getdoc(known[name]) or "").splitlines()[0]
 
 
 def make_model(
@@ -45,18 +53,27 @@ def make_model(
     seed: PublicSeed,
     hidden: int = 64,
     inputs: Inputs = NUMBERS,
+    features: str | None = None,
 ) -> nn.Module:
     """Build a model with a reproducible start that does not touch the global generator.
 
     ``name`` is one of :data:`MODELS` or :data:`TEXT_MODELS`, ``classes`` how many numbers it gives
     for a record, ``seed`` where its start comes from. ``shape`` is that of one record; ``inputs``
     says how records are read. ``hidden`` is the width of the models that leave it open.
+    ``features`` names public features (:mod:`dpfl.models.features`) that the model is built on;
+    the model "linear_head" needs them.
 
     >>> sum(p.numel() for p in make_model("logistic", (64,), 10, PublicSeed(0)).parameters())
     650
     """
-    if name not in MODELS | TEXT_MODELS:
-        raise unknown_name("model", "model", name, [*MODELS, *TEXT_MODELS])
+    if name not in [*MODELS, *TEXT_MODELS, LINEAR_HEAD]:
+        raise unknown_name("model", "model", name, [*MODELS, *TEXT_MODELS, LINEAR_HEAD])
+    if features is not None or name == LINEAR_HEAD:
+        public = make_features(features or auto_features(shape, inputs, None), shape, inputs)
+        if name == LINEAR_HEAD:
+            return linear_head(public, classes)
+        model = make_model(name, (public.size,), classes, seed, hidden)
+        return OnFeatures(OrderedDict(features=public, model=model))
     where, tokens = f"model '{name}'", isinstance(inputs, Tokens)
     have, want = ("tokens", "numbers") if tokens else ("numbers", "tokens")
     fitting = TEXT_MODELS if tokens else MODELS

@@ -18,6 +18,10 @@ from dpfl.core.types import Budget, Claims, ClientSettings, Cohort, PlugState, S
 from dpfl.plugs.figures import FigureSpec
 
 
+SUM_DELTA = 1e-9
+"""The share of a delta that is set aside for what a secure sum costs beside its noise."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gain:
     """What a plug does to an update, as far as can be told beforehand.
@@ -96,16 +100,17 @@ class Participant:
     client: str = ""
 
 
-def claiming(claims: Mapping[str, Claims]) -> list[Participant]:
+def claiming(claims: Mapping[str, Claims], *, some: bool = True) -> list[Participant]:
     """Return everyone who claims a usable budget, as a participant that says the truth and has no
     settings of its own.
 
-    A billionth of delta is set aside, for what a sum costs beside its noise.
+    ``SUM_DELTA`` of delta is set aside, for what a sum costs beside its noise. That nobody does is
+    refused where ``some`` are needed.
     """
     found = []
     for client, own in sorted(claims.items()):
         if own.usable:
-            delta, kind = own.delta * (1 - 1e-9), own.accountant
+            delta, kind = own.delta * (1 - SUM_DELTA), own.accountant
             who = Participant(
                 examples=own.examples,
                 client_settings=ClientSettings(),
@@ -114,7 +119,7 @@ def claiming(claims: Mapping[str, Claims]) -> list[Participant]:
             )
             found.append(who)
     problem = "no client claims a usable (epsilon, delta)"
-    check(bool(found), "secure sum", problem, "one noise level for all needs one", PrivacyRefusal)
+    check(bool(found) or not some, "secure sum", problem, "one noise level for all needs one", PrivacyRefusal)
     return found
 
 

@@ -5,7 +5,7 @@ budget.
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from dpfl.core.checks import check, clip_bound, one_of, positive
 from dpfl.core.errors import PrivacyRefusal
@@ -34,6 +34,8 @@ class LocalWork(Plug):
     pooled: ClassVar[bool] = False  # a trusted curator works on all clients' records at once
     shares_noise: ClassVar[bool] = False  # its noise is a share of that in a secure sum
     cut_off: ClassVar[int | None] = None  # where its integers are cut off, before noise
+    own_scale: ClassVar[bool] = False  # in a sum, every client's own budget scales what it adds
+    whole: bool = False  # one contribution a client is clipped, its mean
 
     @property
     def hypothetical(self) -> bool:
@@ -56,6 +58,10 @@ class LocalWork(Plug):
     def release_noise(self, terms: Terms, participant: Participant) -> tuple[float, ...]:
         """Plan the noise multiplier of each release before round one."""
         return ()
+
+    def clipping_at(self, clip: float) -> Self:
+        """Return the same work with another clip; only where it clips."""
+        raise NotImplementedError
 
     # -- over a secure sum -------------------------------------------------------------------------
 
@@ -164,6 +170,10 @@ class DpSgd(_OnePhase):
         clip_bound("dp-sgd", clip=self.clip)
         one_of("dp-sgd", CLIPPINGS, clipping=self.clipping)
         one_of("dp-sgd", SPENDINGS, spending=self.spending)
+
+    def clipping_at(self, clip: float) -> Self:
+        """Return the same work with another clip."""
+        return replace(self, clip=clip)
 
     @property
     def hypothetical(self) -> bool:

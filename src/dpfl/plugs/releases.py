@@ -25,6 +25,7 @@ from dpfl.core.checks import check, one_of, positive, share, whole_number
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.types import Adjacency, Budget, Terms, Unit
+from dpfl.numerics.clipping import clip
 from dpfl.plugs.base import Plug
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.calibrate import calibrate, rung
@@ -35,6 +36,7 @@ Shape = tuple[int, ...]
 Shares = Sequence[tuple[float, int]]
 """Of each release, its share of a budget and how many numbers it has."""
 
+_AT_ONCE = 1 << 24  # numbers of the statistic held at once
 _RUNGS = range(-923, 2310)  # of the ladder of multipliers: 0.01 to 100,000
 _calibrate = partial(calibrate, adjacency=Adjacency.ZERO_OUT)
 
@@ -71,8 +73,22 @@ class Release(Plug):
         """
         raise NotImplementedError
 
-    def result(self, mean: Tensor, shape: Shape) -> Tensor:
-        """Return the buffer from the noisy mean of the statistic over all records."""
+    def clipped_sum(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
+        """Return the sum, in double precision, of the records' rows, each clipped to ``bound``."""
+        total, numbers = torch.zeros(self.numbers(shape), dtype=torch.float64), self.numbers(shape)
+        for some in torch.split(torch.arange(len(labels)), max(1, _AT_ONCE // max(numbers, 1))):
+            rows = self.statistic(inputs[some], labels[some], shape)
+            problem = f"gives {tuple(rows.shape)} for {len(some)} records, not {numbers} a record"
+            good = rows.shape == (len(some), numbers)
+            check(good, "release", problem, "match statistic and numbers")
+            total += clip(rows.to(torch.float32), self.bound).to(torch.float64).sum(dim=0)
+        return total
+
+    def result(self, mean: Tensor, shape: Shape, std: float) -> Tensor:
+        """Return the buffer from the noisy mean of the statistic over all records.
+
+        ``std`` is that of the noise on each number of the mean, as far as clients' claims tell.
+        """
         return mean.reshape(shape)
 
 
@@ -101,7 +117,17 @@ class GramMatrix(Release):
         rows, columns = torch.triu_indices(shape[0], shape[0]).unbind()
         return inputs[:, rows] * inputs[:, columns] * _triangle_scale(rows, columns)
 
-    def result(self, mean: Tensor, shape: Shape) -> Tensor:
+    def clipped_sum(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
+        """Return the sum by one product of matrices: no record's row is written out.
+
+        An input whose norm is at most the root of the bound has a row within the bound. Products of
+        two numbers of single precision are exact in double precision.
+        """
+        x = clip(inputs.to(torch.float32), math.sqrt(self.bound)).to(torch.float64)
+        rows, columns = torch.triu_indices(shape[0], shape[0]).unbind()
+        return (x.T @ x)[rows, columns] * _triangle_scale(rows, columns).to(torch.float64)
+
+    def result(self, mean: Tensor, shape: Shape, std: float) -> Tensor:
         """Return the symmetric matrix."""
         rows, columns = torch.triu_indices(shape[0], shape[0]).unbind()
         matrix = torch.zeros(shape, dtype=mean.dtype)
@@ -138,7 +164,7 @@ class Histogram(Release):
         ones = torch.nn.functional.one_hot(places, bins).flatten(1).to(torch.float32)
         return ones / math.sqrt(inputs.shape[1])
 
-    def result(self, mean: Tensor, shape: Shape) -> Tensor:
+    def result(self, mean: Tensor, shape: Shape, std: float) -> Tensor:
         """Return shares: none below 0, every input's summing to 1."""
         counts = mean.reshape(-1, shape[-1]).clamp_min(0)
         total = counts.sum(dim=1, keepdim=True)
@@ -173,10 +199,10 @@ class Quantile(Histogram):
         """Return the histogram of the record."""
         return super().statistic(inputs, labels, (inputs.shape[1], self.resolution))
 
-    def result(self, mean: Tensor, shape: Shape) -> Tensor:
+    def result(self, mean: Tensor, shape: Shape, std: float) -> Tensor:
         """Return where the noisy distribution function reaches each level."""
         inputs = math.prod(shape) // len(self.levels)
-        shares = super().result(mean, (inputs, self.resolution))
+        shares = super().result(mean, (inputs, self.resolution), std)
         reached = shares.cumsum(dim=1).clamp_max(1.0)
         levels = torch.tensor(self.levels, dtype=reached.dtype).expand(inputs, -1).contiguous()
         places = torch.searchsorted(reached, levels - 1e-9).clamp_max(self.resolution - 1)

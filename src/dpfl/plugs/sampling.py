@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError, PrivacyRefusal
-from dpfl.core.grid import effective_multiplier, part_width
+from dpfl.core.grid import DOUBLE_SUM, effective_multiplier, part_width
+from dpfl.core.grid_noise import SCALE
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Phase
 from dpfl.privacy.events import Event
@@ -153,6 +154,46 @@ def _poisson(
     return np.concatenate(records), np.concatenate(sizes)
 
 
+@dataclass(frozen=True)
+class FullBatches(PoissonBatches):
+    """Every step takes all records, each in its place: nothing is drawn, and nothing amplified.
+
+    ``batch_size`` does not matter. Of a ``whole`` client there is one contribution, its mean. *Formal guarantees.* A record that is replaced by nothing keeps
+    its place and contributes zero, so that no other record's contribution changes. Contributions
+    are added up in double precision, and their sum is rounded onto the grid once.
+    """
+
+    whole: bool = False
+
+    @property
+    def _units(self) -> int:
+        """How many contributions are clipped and added up."""
+        return 1 if self.whole else self.examples
+
+    @property
+    def expected_size(self) -> float:
+        """What the sum of contributions is divided by."""
+        return float(self._units)
+
+    @property
+    def rate(self) -> float:
+        """Every record takes part in every step."""
+        return 1.0
+
+    def draw(self, rng: SecretRng, steps: int) -> Draw:
+        """Return all records for every step."""
+        return Draw(
+            torch.arange(self.examples).repeat(steps), torch.full((steps,), self.examples)
+        )
+
+    def event(self, noise_multiplier: float, steps: int, parameters: int) -> Event:
+        """What ``steps`` noisy clipped sums over all records release of one record."""
+        widening = noise_multiplier * math.sqrt(parameters) / SCALE
+        bound = 1 + self._units * (self._units + 3) * DOUBLE_SUM + widening
+        numbers = parameters if noise_multiplier > 0 else 0
+        return Event(noise_multiplier=noise_multiplier / bound, steps=steps, numbers=numbers)
+
+
 class ShuffledBatches(_Batches):
     """Epochs in random order, cut into batches: for work without noise. It amplifies nothing, and
     writes no event.
@@ -214,8 +255,11 @@ def sampler(phase: Phase, examples: int) -> PoissonBatches | ShuffledBatches:
     check(examples >= 1, "client", "has no data", "leave it out of the federation", DataError)
     if phase.rates:
         return RatedBatches(examples, phase.batch_size, phase.rates)
-    kind = PoissonBatches if phase.sampling == "poisson" else ShuffledBatches
-    return kind(examples, phase.batch_size)
+    if phase.sampling == "shuffle":
+        return ShuffledBatches(examples, phase.batch_size)
+    if phase.sampling == "full":
+        return FullBatches(examples, phase.batch_size, phase.whole)
+    return PoissonBatches(examples, phase.batch_size)
 
 
 def steps_per_epoch(examples: int, batch_size: int) -> int:

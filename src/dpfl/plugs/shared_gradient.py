@@ -97,6 +97,10 @@ class SharedGradient(DpSgd):
         check(phase.steps == 1, f"client '{participant.client}'", problem, remedy)
         return phase
 
+    def batches(self, participant: Participant) -> PoissonBatches:
+        """How the participant's records are drawn for its step."""
+        return PoissonBatches(participant.examples, self._one_step(participant).batch_size)
+
     def _factor(self, phase: Phase, terms: Terms, participant: Participant) -> float:
         """What the sum of gradients is multiplied by: w lr / b."""
         weight = max(own_weight(terms.weights, participant.client), _LEAST_WEIGHT)
@@ -108,7 +112,7 @@ class SharedGradient(DpSgd):
         terms, levels = super().plan_sum(terms, claims), []
         for who in claiming(claims):
             phase = self._one_step(who)
-            batches = PoissonBatches(who.examples, phase.batch_size)
+            batches = self.batches(who)
             plan = batches.event(1.0, terms.participations, terms.parameters)
             plan = replace(plan, numbers=plan.numbers * terms.population)
             # One part more: the channel charges for the coarsest grid again.

@@ -51,7 +51,9 @@ class ReportRun:
     @property
     def rounds(self) -> int:
         """How many rounds were planned."""
-        return self.experiment.rounds
+        if self.summary is not None:
+            return self.summary.rounds.planned
+        return self.experiment.rounds or len(self.history)
 
     @property
     def finished(self) -> bool:

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from dpfl.core.checks import check
 from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
@@ -116,7 +117,7 @@ class Agreement(Memory):
         """Whether the world is charged apart: not where the guarantee is made before anything
         leaves a client.
         """
-        client = self.strategy.unit is Unit.CLIENT
+        client = self.strategy.unit is Unit.CLIENT and not self.strategy.local.private
         return (client or self.by_record) and self.strategy.observer is not Observer.NOBODY
 
     @cached_property
@@ -205,7 +206,7 @@ def secret_for(seed: PublicSeed | None, *labels: str | int) -> SecretRng:
 def enrol(
     strategy: Strategy,
     claims: Mapping[str, Claims],
-    rounds: int,
+    rounds: int | None,
     layout: Layout,
     buffer_shapes: Mapping[str, tuple[int, ...]] | None = None,
     measured: Shares = (),
@@ -214,8 +215,14 @@ def enrol(
 
     ``buffer_shapes`` are those of the model's buffers that releases before round one write.
     ``measured`` are the planned measurements of an accounted metric. They are part of the plan as
-    releases are, in front of those.
+    releases are, in front of those. ``rounds`` may be left to a strategy's recipe, which plans what
+    else is open.
     """
+    recipe: Mapping[str, float] = {}
+    if strategy.recipe is not None:
+        recipe = strategy.recipe.plan(strategy, claims, rounds)
+        strategy, rounds = strategy.recipe.apply(strategy, recipe), int(recipe["rounds"])
+    rounds = planned_rounds(strategy, claims, rounds)
     strategy.check_measured(sum(part for part, _ in measured))
     shapes, population = dict(buffer_shapes or {}), len(claims)
     rate = strategy.selection.rate(population)
@@ -229,6 +236,8 @@ def enrol(
         largest_epsilon=max(epsilons),
         parameters=layout.size,
         releases=(*measured, *((r.share, r.numbers(shapes[r.into])) for r in strategy.releases)),
+        measured=len(measured),
+        recipe=tuple(recipe.items()),
     )
     for _, plug in strategy.slots():
         terms = plug.resolve_terms(terms, claims)
@@ -244,6 +253,17 @@ def enrol(
     return Agreement(
         strategy=strategy, terms=terms, layout=layout, claims=dict(claims), buffer_shapes=shapes
     )
+
+
+def planned_rounds(
+    strategy: Strategy, claims: Mapping[str, Claims], rounds: int | None
+) -> int:
+    """How many rounds there will be: those given, or as many as a recipe plans."""
+    if rounds is None and strategy.recipe is not None:
+        return int(strategy.recipe.plan(strategy, claims, rounds)["rounds"])
+    check(rounds is not None, strategy.name, "how many rounds there are is open", "give rounds")
+    assert rounds is not None
+    return rounds
 
 
 def first_state(agreement: Agreement, model: Tensor) -> State:

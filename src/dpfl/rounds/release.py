@@ -4,6 +4,7 @@ Releases have the round numbers -R, ..., -1. A client's answer is a noisy sum ov
 server turns the answers into a public buffer of the model.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,13 +19,14 @@ from dpfl.core.types import Adjacency, Claims, Cohort, Metrics, State
 from dpfl.engine.process import one_thread
 from dpfl.models.checks import in_mode, outputs_of
 from dpfl.numerics import clipping
+from dpfl.plugs.base import claiming
 from dpfl.plugs.channels import Summed
 from dpfl.plugs.releases import Release, Shape
 from dpfl.privacy.calibrate import calibrate
 from dpfl.rounds.enrol import Agreement
 from dpfl.rounds.members import Member
 
-_AT_ONCE = 1 << 24  # numbers of the statistic held at once
+_AT_ONCE = 4096  # records that pass through the model together
 
 
 def buffer_shapes(model: nn.Module, releases: tuple[Release, ...]) -> dict[str, Shape]:
@@ -63,19 +65,18 @@ def release_answer(
     """
     release, shard = agreement.strategy.releases[round_], member.shard
     shape = agreement.buffer_shapes[release.into]
-    numbers = release.numbers(shape)
-    total = torch.zeros(numbers, dtype=torch.float64)
-    for chosen in torch.split(torch.arange(shard.examples), max(1, _AT_ONCE // max(numbers, 1))):
+    local, total = agreement.strategy.local, torch.zeros(release.numbers(shape)).double()
+    for chosen in torch.split(torch.arange(shard.examples), _AT_ONCE):
         inputs = _inputs_of(model, release.into, member.inputs(shard.features[chosen]))
-        rows = release.statistic(inputs, shard.labels[chosen], shape)
-        problem = f"gives {tuple(rows.shape)} for {len(chosen)} records, not {numbers} a record"
-        good = rows.shape == (len(chosen), numbers)
-        check(good, "release", problem, "match statistic and numbers")
-        total += clipping.clip(rows.to(torch.float32), release.bound).to(torch.float64).sum(dim=0)
-    noise = agreement.release_noise(round_, member.participant) * release.bound
+        total += release.clipped_sum(inputs, shard.labels[chosen], shape)
+    if local.whole:  # one contribution of the client, its mean
+        total = clipping.clip(total / shard.examples, release.bound)
+    multiplier = agreement.release_noise(round_, member.participant)
     grid = agreement.upload_grid(round_, drawn)
     if grid is None:
-        return Grid.of(noise).noised(total, rng).to(torch.float32)
+        return Grid.of(multiplier * release.bound).noised(total, rng).to(torch.float32)
+    if local.own_scale:  # of which the common noise is the noise that its own budget asks for
+        total /= multiplier
     return grid.noisy_integers(total, rng, LARGEST_RELEASE).mul_(grid.step)
 
 
@@ -112,12 +113,15 @@ def combined(
     moves the buffer, never what anyone is charged.
     """
     precision = {client: _precision(cohort.claims[client]) for client in messages}
-    total = sum(precision.values())
+    total, variance = sum(precision.values()), 0.0
     mean = torch.zeros(agreement.terms.releases[state.round][1], dtype=torch.float64)
     for client, message in sorted(messages.items()):
         share = precision[client] / total if total > 0 else 1 / len(messages)
-        mean += share * message.to(torch.float64) / max(1, cohort.claims[client].examples)
-    return _written(agreement, state, mean, len(messages))
+        units = _units(agreement, cohort.claims[client])
+        mean += share * message.to(torch.float64) / units
+        noise = _claimed_noise(agreement, state.round, client, cohort.claims[client])
+        variance += (share * noise / units) ** 2 if share else 0.0
+    return _written(agreement, state, mean, len(messages), math.sqrt(variance))
 
 
 def combined_sum(
@@ -125,22 +129,46 @@ def combined_sum(
 ) -> tuple[State, Metrics]:
     """The state with the buffer that the sum of the answers makes; as it was without answers.
 
-    The sum is divided by all records that those who answered claim.
+    The sum is divided by all records that those who answered claim, each counted as much as its
+    client's own scale makes of it.
     """
-    records = sum(max(1, cohort.claims[client].examples) for client in total.ids)
-    return _written(agreement, state, total.vector / max(1, records), len(total.ids))
+    counted, own_scale = 0.0, agreement.strategy.local.own_scale
+    for client in total.ids:
+        claims = cohort.claims[client]
+        noise = _claimed_noise(agreement, state.round, client, claims) if own_scale else 1.0
+        counted += _units(agreement, claims) / noise
+    drawn, counted = max(1, len(cohort)), max(counted, 1e-30)
+    noise = agreement.terms.release_noise[state.round]
+    share = agreement.strategy.channel.noise_share(noise, drawn)
+    std = share * math.sqrt(len(total.ids)) / counted
+    return _written(agreement, state, total.vector / counted, len(total.ids), std)
+
+
+def _units(agreement: Agreement, claims: Claims) -> int:
+    """How many contributions a client's answer adds up, as it claims."""
+    return 1 if agreement.strategy.local.whole else max(1, claims.examples)
+
+
+def _claimed_noise(agreement: Agreement, round_: int, client: str, claims: Claims) -> float:
+    """The noise multiplier of a release that a client's claims lead to; infinite if to none."""
+    found = claiming({client: claims}, some=False)
+    return agreement.release_noise(round_, found[0]) if found else math.inf
 
 
 def _written(
-    agreement: Agreement, state: State, mean: Tensor, answers: int
+    agreement: Agreement, state: State, mean: Tensor, answers: int, std: float
 ) -> tuple[State, Metrics]:
-    """The state with the buffer that a noisy mean makes, where there were answers."""
+    """The state with the buffer that a noisy mean makes, where there were answers.
+
+    ``std`` is that of the noise, relative to the bound of one contribution.
+    """
     if not answers:
         nothing: Metrics = {"answers": 0, "used": "no"}
         return replace(state, round=state.round + 1), nothing
     release = agreement.strategy.releases[state.round]
     shape = agreement.buffer_shapes[release.into]
-    result = release.result(mean, shape).to(torch.float32)
+    std = std * release.bound if math.isfinite(std) else 0.0
+    result = release.result(mean, shape, std).to(torch.float32)
     good = bool(torch.isfinite(result).all())
     buffers = {**state.buffers, release.into: result} if good else dict(state.buffers)
     metrics: Metrics = {"answers": answers, "used": "yes" if good else "no"}

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
 from dpfl.core.checks import check, one_of
@@ -21,15 +21,21 @@ from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
 from dpfl.engine import ENGINES
 from dpfl.engine.process import check_device
-from dpfl.methods import find
+from dpfl.methods import METHODS, find
 from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.plugs.figures import FigureSpec
 from dpfl.privacy.budgets import make_budgets
+from dpfl.rounds.members import honest_members
 from dpfl.runs import sections
 from dpfl.runs.accounted_section import AccountedSection
 from dpfl.runs.toml_file import TomlFile
 from dpfl.strategy import Strategy
+from dpfl.strategy.preconditioning import strategy_signal
 from dpfl.tasks import Task
+
+
+MOST_PLANNED = 32
+"""By how many rounds progress is measured until a method has planned its own."""
 
 
 class Experiment(TomlFile):
@@ -74,6 +80,12 @@ class Experiment(TomlFile):
             digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
         return digest.hexdigest()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _take_model(cls, values: Any) -> Any:
+        """Fill in the model that a method brings along."""
+        return with_own_model(values)
+
     def check(self) -> None:
         """Refuse unknown names, and settings that make no method, before anything is loaded.
 
@@ -101,8 +113,8 @@ class Experiment(TomlFile):
 
     @property
     def rounds(self) -> int:
-        """How many rounds are planned."""
-        return self.run.rounds
+        """How many rounds are planned; at most so many, where the method plans them itself."""
+        return self.run.rounds or MOST_PLANNED
 
     @property
     def seeded(self) -> bool:
@@ -115,7 +127,9 @@ class Experiment(TomlFile):
 
     def federation_key(self) -> Mapping[str, object]:
         """What runs that are compared must share, by section."""
-        names = ("data", "partition", "budgets", "model", "clients", "client_settings")
+        names = ["data", "partition", "budgets", "model", "clients", "client_settings"]
+        if find(self.method.name).model is not None:
+            names.remove("model")  # it is part of the method
         return {name: getattr(self, name) for name in names}
 
     def settings_key(self) -> object:
@@ -146,7 +160,23 @@ class Experiment(TomlFile):
     def build_model(self, federation: Federation) -> nn.Module:
         """Build the model with its reproducible start."""
         shape, width, inputs = federation.record_shape, federation.task.width, federation.inputs
-        return self.model.build(shape, width, self.public_seed(), inputs)
+        signal = self._signal(federation)
+        return self.model.build(shape, width, self.public_seed(), inputs, signal)
+
+    def built_model(self, federation: Federation) -> Plain:
+        """What the model is built from: name and settings, with features by name."""
+        shape, inputs = federation.record_shape, federation.inputs
+        features = self.model.named_features(shape, inputs, self._signal(federation))
+        own = self.model.model_dump(include={"name", "hidden"})
+        return own if features is None else {**own, "features": features}
+
+    def _signal(self, federation: Federation) -> float | None:
+        """The federation's signal, by which features are chosen; None where nobody asks."""
+        if self.model.features != "auto" or not federation.budgets:
+            return None
+        claims = {c: m.claims for c, m in honest_members(federation).items()}
+        strategy = self.strategy(len(claims))
+        return strategy_signal(strategy, claims)
 
     def federation(self, data_folder: Path | None = None) -> Federation:
         """Load the records, share them out, and attach budgets and client settings."""
@@ -218,6 +248,17 @@ class Experiment(TomlFile):
         return Federation.from_dataset(dataset, partition, clients, seed, learned)
 
 
+def with_own_model(values: Any) -> Any:
+    """Return the values of a file with the model that its method brings along, if it does."""
+    method = values.get("method") if isinstance(values, dict) else None
+    name = str(method.get("name")) if isinstance(method, dict) else ""
+    own = METHODS[name].model if name in METHODS else None
+    if own is None:
+        return values
+    given = values.get("model", {})
+    return {**values, "model": {**own, **given}} if isinstance(given, dict) else values
+
+
 def for_method(values: Plain, method: str, *, compared: bool = True) -> Plain:
     """Return the same experiment for another method; settings that only the other methods have are
     left out.
@@ -228,6 +269,11 @@ def for_method(values: Plain, method: str, *, compared: bool = True) -> Plain:
     found = find(method)
     kept = {k: value for k, value in values.get("method", {}).items() if k in found.settings}
     same = {**values, "method": {**kept, "name": method}}
+    if found.model is not None:  # it brings its own model and plans its own rounds and step
+        given = values.get("model", {})
+        same["model"] = {k: given[k] for k in ("features",) if k in given}
+        same["run"] = {k: own for k, own in values.get("run", {}).items() if k != "rounds"}
+        same.pop("server", None)
     if compared and (found.reference or found.baseline):
         same.pop("secure_sum", None)
     return same

@@ -11,6 +11,7 @@ from dpfl.core.checks import check
 from dpfl.core.random import PublicSeed
 from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.models import freeze, load_weights, make_model
+from dpfl.models.features import auto_features
 from dpfl.models.pretrained import read_weights
 from dpfl.runs.toml_file import Section
 
@@ -18,12 +19,14 @@ from dpfl.runs.toml_file import Section
 class ModelSection(Section):
     """A model by name; ``hidden`` is the width of the models that leave it open.
 
-    ``weights`` is a .safetensors file of public weights to start from. ``freeze`` lists the names
+    ``features`` names public features (:mod:`dpfl.models.features`) that the model is built on, or
+    is "auto": those that fit the records and the budgets. ``weights`` is a .safetensors file of public weights to start from. ``freeze`` lists the names
     of layers or parameters that stay as they start. ``weights_sha256`` is the digest of the file:
     it is filled in when the experiment is read, and a file that has changed since is refused.
     """
 
     name: str = "logistic"
+    features: str | None = None
     hidden: int = Field(default=64, ge=1)
     weights: str | None = None
     weights_sha256: str | None = None
@@ -39,11 +42,27 @@ class ModelSection(Section):
         full, digest = Path(path).absolute(), hashlib.sha256(read_weights(Path(path))).hexdigest()
         return {**values, "weights": str(full), "weights_sha256": digest}
 
+    def named_features(
+        self, shape: tuple[int, ...], inputs: Inputs, signal: float | None
+    ) -> str | None:
+        """The name of the features; None for a model of the records themselves."""
+        return auto_features(shape, inputs, signal) if self.features == "auto" else self.features
+
     def build(
-        self, shape: tuple[int, ...], classes: int, seed: PublicSeed, inputs: Inputs = NUMBERS
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        seed: PublicSeed,
+        inputs: Inputs = NUMBERS,
+        signal: float | None = None,
     ) -> nn.Module:
-        """Build the model with its reproducible start."""
-        model = make_model(self.name, shape, classes, seed.child("model"), self.hidden, inputs)
+        """Build the model with its reproducible start.
+
+        ``signal`` is that of the federation, by which "auto" chooses features; None where budgets
+        are not known.
+        """
+        own, features = seed.child("model"), self.named_features(shape, inputs, signal)
+        model = make_model(self.name, shape, classes, own, self.hidden, inputs, features)
         loaded = None
         if self.weights is not None:
             loaded = load_weights(model, self.weights, self.weights_sha256)

@@ -95,12 +95,12 @@ class TaskSection(BaseModel):
 class RoundsSection(Section):
     """How many rounds, and with how many clients.
 
-    ``cohort`` is a whole number of clients, or a fraction of them; left out, everyone takes part.
+    ``rounds`` may be left out for methods that plan them themselves. ``cohort`` is a whole number of clients, or a fraction of them; left out, everyone takes part.
     ``least_willing`` clients must be able to pay for a round, or the plan ends: amplification by
     sampling is charged at this number. ``sampling`` left out is the one of the method.
     """
 
-    rounds: int = Field(ge=1)
+    rounds: int | None = Field(default=None, ge=1)
     cohort: int | float | None = None
     least_willing: int | None = Field(default=None, ge=1)
     sampling: Literal["uniform", "poisson"] | None = None
@@ -194,10 +194,19 @@ class MethodSection(BaseModel):
         """Build the method with its settings, the server's, over a secure sum if there is one, and
         who takes part if the population is known.
         """
-        settings = self.settings()
+        settings, declared = self.settings(), find(self.name)
         if population is not None:
             settings["selection"] = run.selection(self.name, population)
+        if declared.secure:
+            settings |= (secure_sum or SecureSumSection()).model_dump()
         strategy = make_strategy(self.name, settings)
+        planned = declared.model is not None
+        problem, remedy = "is missing", "say how many rounds to train"
+        check(planned or run.rounds is not None, "[run] rounds", problem, remedy)
         if server is not None:
+            problem = f"'{self.name}' plans its own step"
+            check(not planned, "[server]", problem, "leave the section out")
+            assert run.rounds is not None
             strategy = server.over(strategy, run.rounds)
-        return strategy if secure_sum is None else secure_sum.over(strategy)
+        alone = secure_sum is None or declared.secure
+        return strategy if alone or secure_sum is None else secure_sum.over(strategy)

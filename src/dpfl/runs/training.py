@@ -39,7 +39,7 @@ class Training:
     """
 
     method: str
-    rounds: int
+    rounds: int | None
     seed: int | None
     pipeline: tuple[tuple[str, str], ...]
     declared: tuple[tuple[str, FigureSpec], ...]
@@ -55,7 +55,7 @@ class Training:
         federation: Federation,
         strategy: Strategy,
         *,
-        rounds: int,
+        rounds: int | None,
         seed: int | None,
         **more: Any,
     ) -> Self:

@@ -36,6 +36,9 @@ def check_arguments(
     known = not any(map(nn.parameter.is_lazy, parameters))
     check(known, "train", "the model has layers without shapes", "call it on one batch first")
     counts = {"rounds": rounds, "workers": workers, "evaluate_every": evaluate_every}
+    own = given.get("strategy")
+    if rounds is None and isinstance(own, Strategy) and own.recipe is not None:
+        del counts["rounds"]  # it plans them
     for name, value in counts.items():
         whole_number("train", name, value)
     if seed is not None:

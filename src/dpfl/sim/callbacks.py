@@ -226,7 +226,7 @@ class AfterRound:
         """Return why training ends, None if it goes on."""
         end = RoundEnd(
             round=simulation.state.round,
-            rounds=simulation.rounds,
+            rounds=simulation.planned,
             record=simulation.history[-1],
             history=tuple(simulation.history),
             task=simulation.federation.task,

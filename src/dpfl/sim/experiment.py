@@ -95,7 +95,7 @@ def setup_of(
             "misreports": own.misreports,
             "dropout": own.dropout,
             "accounted": experiment.accounted_metric(),
-            "built": experiment.model.model_dump(include={"name", "hidden"}),
+            "built": experiment.built_model(federation),
         },
     )
 

@@ -8,7 +8,7 @@ closed. Its record, its seconds and a checkpoint are on disk before the next rou
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -20,7 +20,9 @@ from dpfl.core.types import Observer, Plain, State
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Evaluation, Scores
 from dpfl.models import check_model
+from dpfl.models.preconditioning import split_features
 from dpfl.plugs.accounted_metric import AccountedMetric
+from dpfl.plugs.releases import Shares
 from dpfl.privacy.flags import RaisedFlag
 from dpfl.rounds import (
     Plan,
@@ -37,9 +39,9 @@ from dpfl.rounds import (
     open_round,
     write_buffers,
 )
-from dpfl.rounds.enrol import secret_for
+from dpfl.rounds.enrol import planned_rounds, secret_for
 from dpfl.rounds.measure import planned_measurement
-from dpfl.rounds.members import check_budget, false_claims, honest_members
+from dpfl.rounds.members import Member, check_budget, false_claims, honest_members
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import RoundCount, Summary
@@ -78,7 +80,7 @@ class Simulation:
     model: nn.Module
     federation: Federation
     strategy: Strategy
-    rounds: int
+    rounds: int | None
     run: Run
     engine: str = "stacked"
     device: str = "cpu"
@@ -94,9 +96,10 @@ class Simulation:
 
     def __post_init__(self) -> None:
         federation, run, task = self.federation, self.run, self.federation.task
-        strategy = self.strategy = self.strategy.protecting(federation.unit, single=task.plain)
+        strategy = self.strategy.protecting(federation.unit, single=task.plain)
         shape, wanted = federation.feature_shape, federation.target_shape
         check_model(self.model, shape, task, federation.inputs, wanted)
+        self.strategy = strategy = strategy.for_model(self.model)
         check(0 <= self.dropout <= 1, "dropout", f"rate = {self.dropout}", "give a probability")
         if run.ledger.filter == "renyi":  # plan with the curve that the ledger will hold it against
             budgets = {c: replace(b, accountant="renyi") for c, b in federation.budgets.items()}
@@ -112,13 +115,17 @@ class Simulation:
         self.layout = Layout.of_module(self.model)
         claims = {client: member.claims for client, member in self.members.items()}
         buffers = buffer_shapes(self.model, strategy.releases)
-        planned = self.accounted.shares(federation.task, self.rounds) if self.accounted else ()
+        planned: Shares = ()
+        if self.accounted:
+            most = planned_rounds(strategy, claims, self.rounds)
+            planned = self.accounted.shares(federation.task, most)
         self.agreement = enrol(strategy, claims, self.rounds, self.layout, buffers, planned)
+        self.planned = self.agreement.terms.rounds
         self.strategy = self.agreement.strategy  # with nothing left open
         self._admit = charging(self.agreement, run)
-        self.evaluation = Evaluation(
-            model=self.model, layout=self.layout, federation=federation, device=self.device
-        )
+        self._features, self._trained = split_features(self.model)
+        if self._features is None:
+            self.evaluation  # noqa: B018 - refuses test records that cannot be scored
         self.state: State = first_state(self.agreement, self.layout.read(self.model))
         self.private: dict[str, Tensor] = {}  # what stays at clients, by client
         self.history: list[RoundRecord] = []
@@ -126,6 +133,24 @@ class Simulation:
         if self.protects:
             budgets = {c: m.budget for c, m in self.members.items() if m.budget is not None}
             run.ledger.set_budgets(budgets, unit=strategy.unit, observer=strategy.observer)
+
+    @cached_property
+    def _featured(self) -> Federation:
+        """The federation with public features in place of records, where the model has some."""
+        return self.federation.with_features(self._features)
+
+    @cached_property
+    def _workforce(self) -> dict[str, Member]:
+        """The members with the records that local work is done on."""
+        shards = self._featured.shards
+        inputs = self._featured.inputs
+        return {c: replace(m, shard=shards[c], inputs=inputs) for c, m in self.members.items()}
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """How models are tested on all test records."""
+        model, layout, federation = self._trained, self.layout, self._featured
+        return Evaluation(model=model, layout=layout, federation=federation, device=self.device)
 
     @property
     def protects(self) -> bool:
@@ -144,7 +169,7 @@ class Simulation:
         ``until`` the simulation halts at that round, as a search does that compares candidates
         early; there is no summary yet.
         """
-        began, rounds, ended_early = time.perf_counter(), self.rounds, self._stopped(after)
+        began, rounds, ended_early = time.perf_counter(), self.planned, self._stopped(after)
         halt, left = min(until or rounds, rounds), frozenset[str]()
         self.keep_state()
         with self._workers() as workers:
@@ -173,15 +198,15 @@ class Simulation:
         done = self.state.round
         if after is None or not self.history or not (reason := after(self)):
             return None
-        return f"after {done} of {self.rounds} rounds: {reason}" if done < self.rounds else None
+        return f"after {done} of {self.planned} rounds: {reason}" if done < self.planned else None
 
     def _workers(self) -> Workers:
         """Who computes the clients' part: this process, a pool of processes, or a Ray cluster."""
         seed, on_ray, count = self.run.seed, self.engine == "ray", self.workers
         secret = partial(secret_for, run_secret(seed) if on_ray else seed, "client")
-        agreement, name, model = self.agreement, self.run.name, self.model
+        agreement, name, model = self.agreement, self.run.name, self._trained
         workshop = partial(Workshop, agreement=agreement, run=name, model=model, secret=secret)
-        worker = Worker(workshop, self.engine, self.device, self.members)
+        worker = Worker(workshop, self.engine, self.device, self._workforce)
         if on_ray:
             return RayWorkers(worker, count)
         return Pool(worker, count) if count > 1 else Workers(worker)
@@ -211,10 +236,10 @@ class Simulation:
         self.state, record = close_round(self.agreement, state, plan, uplinks, self.run)
         marks.append(time.perf_counter())
         record, done = truth.compared(self.agreement, record, noise), self.state.round
-        if done > 0 and (done % self.evaluate_every == 0 or done == self.rounds):
+        if done > 0 and (done % self.evaluate_every == 0 or done == self.planned):
             record = replace(record, scores=self.evaluate())
         if self.accounted is not None and self.accounted.is_due(done):
-            asked = self.agreement, self.state, self.run, self._admit, self.members, self.model
+            asked = self.agreement, self.state, self.run, self._admit, self._workforce, self._trained
             record = replace(record, measured=planned_measurement(self.accounted, *asked))
         marks.append(time.perf_counter())
         return record

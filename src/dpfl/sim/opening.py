@@ -43,7 +43,7 @@ class Setup:
     model: nn.Module
     federation: Federation
     strategy: Strategy
-    rounds: int
+    rounds: int | None
     seed: PublicSeed
     seeded: bool
     name: str

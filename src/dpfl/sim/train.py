@@ -43,7 +43,7 @@ def train(
     federation: Federation,
     strategy: Strategy,
     *,
-    rounds: int,
+    rounds: int | None = None,
     seed: int | None = 0,
     folder: Path | str | None = None,
     resume: bool = False,
@@ -67,7 +67,7 @@ def train(
             trained one is in the result.
         federation: The clients with their records, budgets and settings.
         strategy: A method with its settings, such as ``dpfl.weiavg(lr=0.1, ...)``.
-        rounds: How many rounds to train.
+        rounds: How many rounds to train; it may be left out for methods that plan them.
         seed: None draws all noise from the operating system. A number makes the run repeatable,
             and NOT PRIVATE, which a :class:`NotPrivateWarning` says.
         folder: Where the run is kept, as the command line keeps it: ledger, rounds, checkpoints,
@@ -157,7 +157,10 @@ def train(
         opened = in_memory(setup, file)
     else:
         opened = in_folder(setup, Path(folder), begun is not None, file)
-    with opened as simulation, _shown(progress, strategy.name, rounds) as show:
+    with (
+        opened as simulation,
+        _shown(progress, strategy.name, simulation.planned) as show,
+    ):
         summary = simulation.play(show, after=after)
         result = result_of(simulation, summary, description=setup.description, python=True)
     ended = result.summary.rounds.ended_early

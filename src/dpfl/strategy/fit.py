@@ -126,7 +126,7 @@ class Strategy(Accounting):
 
     def _check_releases(self) -> None:
         known = self.channel.sees_rows or self.secure
-        good = self.unit.of_data and self.local.private and known
+        good = self.local.private and known
         problem = "releases before round one protect records, by noise that each client adds"
         self._refuse_unless(good, problem, "use them with DP-SGD, and not over the air")
         self.check_measured(0.0)

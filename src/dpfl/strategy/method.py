@@ -46,7 +46,9 @@ class Method:
     must have. ``remark``: what to bear in mind when it is recommended. ``reference``: shown
     beside the others of every family, and never ranked. ``baseline``: what the others of its
     family are held against. ``fixed``: shared settings that it
-    decides itself, and does not take.
+    decides itself, and does not take. ``model``: the model section that it trains in place of an
+    experiment's; such a method also plans its rounds. ``secure``: it is made for a secure sum, and
+    takes the settings of one.
     """
 
     name: str
@@ -60,6 +62,8 @@ class Method:
     reference: bool = False
     baseline: bool = False
     fixed: tuple[str, ...] = ()
+    model: Mapping[str, str] | None = None
+    secure: bool = False
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.search if name not in self.settings]

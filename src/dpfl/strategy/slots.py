@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Self
 
+from torch import nn
+
 from dpfl.core.checks import check
 from dpfl.core.grid import Grid
 from dpfl.core.types import Adjacency, Observer, Promise, Terms, Unit
@@ -30,6 +32,7 @@ from dpfl.plugs.stages import Stage
 from dpfl.plugs.step import ServerSgd, Step
 from dpfl.plugs.weights import UniformWeights, Weights
 from dpfl.privacy.flags import Flag
+from dpfl.strategy.recipe import Recipe
 
 MANY = 10**6  # more clients than any group needs
 
@@ -51,7 +54,8 @@ class Slots:
     ``tolerated_dropouts``: where noise shares of the clients carry the guarantee against the world,
     how many of the drawn may be missing; with more missing, nothing is published, unless the
     secrecy of the draw is counted on: then the server adds the missing shares. ``assumptions``
-    are what the promise rests on, in words.
+    are what the promise rests on, in words. ``recipe`` plans what is left open until the model and
+    all claims are known.
     """
 
     name: str
@@ -71,6 +75,7 @@ class Slots:
     step: Step = field(default_factory=ServerSgd)
     tolerated_dropouts: int = 0
     assumptions: tuple[str, ...] = ()
+    recipe: Recipe | None = None
 
     @property
     def promise(self) -> Promise:
@@ -120,6 +125,10 @@ class Slots:
         alone = f"a {unit} with data at several clients has a privacy loss at each of them"
         known = map(unit.reworded, self.assumptions)
         return replace(self, unit=unit, assumptions=(*known, f"{alone}, and these add up"))
+
+    def for_model(self, model: nn.Module) -> Self:
+        """Return the strategy for a model; one that its recipe cannot train is refused."""
+        return self if self.recipe is None else self.recipe.for_model(self, model)
 
     def slots(self) -> Iterator[tuple[str, Plug]]:
         """Yield every plug, in the order in which they act, with the name its state and shared

@@ -1,0 +1,202 @@
+"""The plan of private preconditioning: rounds, shares, clip and learning rate from the claims.
+
+With mu_i the Gaussian-DP parameter that client i's budget allows, and n_i its records, all that
+matters is the signal ::
+
+    S = sqrt(sum (mu_i n_i)^2)                    every client's own noise
+    S = sum(mu_i sqrt(h) n_i) / sqrt(k)           k clients over a secure sum that count on h shares
+
+The constants were chosen once, on other seeds of public data sets, and are not tuned per run.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from torch import nn
+
+from dpfl.core.checks import check
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.types import Claims
+from dpfl.models.features import Kind
+from dpfl.models.preconditioning import CENTRE, CONSTANTS, STANDARDISE, WHITEN, OnFeatures
+from dpfl.plugs.base import claiming
+from dpfl.plugs.preconditioning import Standardising, UnitMean, Whitening
+from dpfl.plugs.releases import Release
+from dpfl.plugs.step import LearningRate, ServerSgd
+from dpfl.privacy.calibrate import unsampled_multiplier
+from dpfl.strategy.recipe import Numbers, Recipe, checked_numbers
+from dpfl.strategy.slots import Slots
+
+LEAST_REACH, GOOD_REACH = 1.0, 4.0
+"""Below the first, r = S / sqrt(K d) predicts noise only; below the second, a loss in accuracy."""
+
+_NAMES = ("rounds", "clip", "lr", "mean_share", "second_share", "signal", "reach")
+S = TypeVar("S", bound=Slots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What follows from the signal S, for ``size`` features and so many ``classes``."""
+
+    kind: Kind
+    size: int
+    classes: int
+    whole: bool = False  # whole clients are protected
+
+    @property
+    def reach(self) -> float:
+        """sqrt(K d): the signal that is as strong as the noise on all parameters."""
+        return math.sqrt(self.classes * (self.size + (self.kind in CONSTANTS)))
+
+    def plan(self, signal: float) -> dict[str, float]:
+        """Plan rounds, clip, learning rate and the shares of the releases."""
+        rules = {"images": self._images, "tables": self._tables, "text": self._text}
+        return {"signal": signal, "reach": signal / self.reach, **rules[self.kind](signal)}
+
+    def _images(self, signal: float) -> dict[str, float]:
+        if self.whole:
+            return _numbers(rounds=16, clip=0.03, lr=15.0, mean=0.05, second=0.10)
+        rate = 0.045 * self.classes * signal**0.7
+        if signal < 32 * math.sqrt(self.size):
+            return _numbers(rounds=16, clip=0.3, lr=rate, mean=0.08, second=0.0)
+        rounds = 32 if signal >= 10_000 else 16
+        return _numbers(rounds=rounds, clip=0.3, lr=rate, mean=0.05, second=0.10)
+
+    def _tables(self, signal: float) -> dict[str, float]:
+        rounds = min(32, max(8, round(signal / 40)))
+        clip = 1.0 if signal >= 1_000 else 0.5
+        return _numbers(rounds=rounds, clip=clip, lr=10.0, mean=0.06, second=0.04)
+
+    def _text(self, signal: float) -> dict[str, float]:
+        clip = 1.0 if signal >= 3_000 else 0.5
+        rate = min(100.0, max(15.0, signal / 45))
+        return _numbers(rounds=8, clip=clip, lr=rate, mean=0.06, second=0.04)
+
+
+def _numbers(*, rounds: int, clip: float, lr: float, mean: float, second: float) -> dict[str, float]:
+    names = ("rounds", "clip", "lr", "mean_share", "second_share")
+    return dict(zip(names, (float(rounds), clip, lr, mean, second), strict=True))
+
+
+def signal_of(
+    claims: Mapping[str, Claims], *, summed: float | None = None, whole: bool = False
+) -> float:
+    """The signal S of a federation: ``summed`` is the share of the noise in a secure sum that
+    everyone counts on, h / k; None where everyone's own noise counts.
+
+    ``whole`` clients count as one record each.
+
+    >>> claims = {"a": Claims(epsilon=1.0, delta=1e-5, examples=1000)}
+    >>> round(signal_of(claims))
+    268
+    """
+    parts = []
+    for who in claiming(claims):
+        assert who.budget is not None
+        budget = who.budget
+        mu = 1 / unsampled_multiplier(budget.epsilon, budget.delta, budget.accountant)
+        parts.append(mu * (1 if whole else who.examples))
+    if summed is None:
+        return math.hypot(*parts)
+    return math.fsum(parts) * math.sqrt(summed)
+
+
+def strategy_signal(strategy: Slots, claims: Mapping[str, Claims]) -> float:
+    """The signal of a federation under a strategy: over a secure sum, clients share noise."""
+    group = strategy.channel.group(len(claims))
+    summed = None if group is None else group.honest / group.members
+    return signal_of(claims, summed=summed, whole=not strategy.unit.of_data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preconditioning(Recipe):
+    """The recipe of private preconditioning.
+
+    ``rules`` are known once the model is. What is given (``clip``, ``lr``, ``whiten``,
+    ``mean_share``, ``second_share``) replaces what would be planned. ``force`` runs a plan that
+    predicts noise only.
+    """
+
+    rules: Rules | None = None
+    clip: float | None = None
+    lr: float | None = None
+    whiten: bool | None = None
+    mean_share: float | None = None
+    second_share: float | None = None
+    force: bool = False
+
+    def for_model(self, strategy: S, model: nn.Module) -> S:
+        """Take the kind and the number of features from a model with a linear head."""
+        buffers, where = dict(model.named_buffers()), f"method '{strategy.name}'"
+        good = isinstance(model, OnFeatures) and CENTRE in buffers
+        problem = "trains a linear head on public features, and this model is another"
+        remedy = "use [model] name = 'linear_head', or a method for any model"
+        check(good, where, problem, remedy)
+        assert isinstance(model, OnFeatures)
+        linear, constant = model.linear, getattr(model, "constant", None)
+        assert isinstance(linear, nn.Linear)
+        kinds = {value: kind for kind, value in CONSTANTS.items()}
+        kind: Kind = "images" if constant is None else kinds[constant.value]
+        problem = f"its model gives {linear.out_features} number for a record, and no classes"
+        check(linear.out_features >= 2, where, problem, "use a task with two classes or more")
+        size, whole = len(buffers[CENTRE]), strategy.local.whole
+        rules = Rules(kind=kind, size=size, classes=linear.out_features, whole=whole)
+        recipe = replace(self, rules=rules)
+        return replace(strategy, recipe=recipe, releases=recipe.releases(0.05, 0.1))
+
+    def releases(self, mean: float, second: float) -> tuple[Release, ...]:
+        """What is released before round one, with these shares of every budget."""
+        assert self.rules is not None
+        found: list[Release] = []
+        if mean > 0:
+            found.append(UnitMean(into=CENTRE, share=mean))
+        if second > 0 and self.rules.kind == "images":
+            bound = 0.2 if self.rules.whole else 1.0  # a client's mean Gram matrix is shorter
+            found.append(Whitening(into=WHITEN, share=second, bound=bound))
+        elif second > 0:
+            found.append(Standardising(into=STANDARDISE, share=second))
+        return tuple(found)
+
+    def plan(self, strategy: Slots, claims: Mapping[str, Claims], rounds: int | None) -> Numbers:
+        """Plan from the signal; a plan that predicts noise only is refused unless forced."""
+        if self.rules is None:
+            problem = "does not know its model"
+            raise ConfigurationError(f"method '{strategy.name}'", problem, "use for_model first")
+        signal = strategy_signal(strategy, claims)
+        numbers = self.rules.plan(signal)
+        if self.whiten is False and self.rules.kind == "images":
+            numbers |= {"mean_share": 0.08, "second_share": 0.0}
+        if self.whiten and numbers["second_share"] == 0:
+            numbers |= {"mean_share": 0.05, "second_share": 0.10}
+        asked = {name: getattr(self, name) for name in ("clip", "lr", "mean_share", "second_share")}
+        numbers |= {name: value for name, value in asked.items() if value is not None}
+        numbers["rounds"] = float(rounds or numbers["rounds"])
+        problem = (
+            f"the signal S = {signal:.3g} of these budgets and sizes is weaker than the noise on "
+            f"all parameters, {self.rules.reach:.3g}: expect chance"
+        )
+        remedy = "raise budgets, ask more or larger clients, use smaller features, or force = true"
+        enough = numbers["reach"] >= LEAST_REACH or self.force
+        check(enough, f"method '{strategy.name}'", problem, remedy, PrivacyRefusal)
+        return numbers
+
+    def apply(self, strategy: S, numbers: Numbers) -> S:
+        """Return the strategy with planned releases, clip and learning rate."""
+        own = checked_numbers(numbers, _NAMES)
+        releases = self.releases(own["mean_share"], own["second_share"])
+        return replace(
+            strategy,
+            releases=releases,
+            local=strategy.local.clipping_at(own["clip"]),
+            step=ServerSgd(lr=LearningRate(rate=own["lr"])),
+        )
+
+    def warning(self, numbers: Numbers) -> str:
+        """Say how far the forecast is from the plateau."""
+        reach = numbers["reach"]
+        if reach >= GOOD_REACH:
+            return ""
+        lost = "chance is near" if reach < LEAST_REACH else f"about {50 / reach:.0f} points are lost"
+        return f"the signal is {reach:.2g} times the noise on all parameters: {lost} to noise"
