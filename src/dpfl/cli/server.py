@@ -36,7 +36,7 @@ def init(
 
     study = StudyFile.from_file(file)
     make_study(folder, study)
-    size = f"{study.run.rounds} rounds, {len(study.study.sites)} sites"
+    size = f"{study.rounds_text}, {len(study.study.sites)} sites"
     c.out.print(f"Study '{study.study.name}': {study.method_text}, {size}")
     c.note(f"Give every site {folder}/certificates/ca.crt, and nothing else from there")
     c.note(f"Put the sites' public keys into {folder}/sites/NAME.pub")
@@ -75,11 +75,14 @@ def _serve(folder: Path, insecure: bool, quiet: bool, verb: Verb) -> None:
     from dpfl.deploy.serving import resume_command, serve
     from dpfl.deploy.summary import StudyStatus
     from dpfl.runs.deployment import StudyFile
+    from dpfl.runs.experiment import MOST_PLANNED
     from dpfl.runs.folder import RunFolder
 
     study = StudyFile.in_folder(folder)
     warn_insecure(insecure)
-    bar = c.progress_bar(study.study.name, "waiting for sites", study.run.rounds, quiet)
+    bar = c.progress_bar(
+        study.study.name, "waiting for sites", study.run.rounds or MOST_PLANNED, quiet
+    )
     with until_stopped(folder, lambda: resume_command(folder)), bar as update:
         shown = len(RunFolder(folder).read_rounds())
 
@@ -118,7 +121,7 @@ def _show(folder: Path, now: StudyStatus) -> None:
         ("study", f"{study.study.name} ({study.method.name})"),
         ("task", study.learned_text),
         ("server", now.server),
-        ("rounds", f"{now.done} of {study.run.rounds}"),
+        ("rounds", f"{now.done} of {now.planned or 'as many as are planned'}"),
     ]
     for own in now.measured[-1:]:
         said = f"{own['value']:.4g} ± {own['standard_error']:.2g} (noise), after round"

@@ -4,23 +4,38 @@ Nothing of it is remembered. Every request states study and terms anew, and is c
 site's own file.
 """
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpfl.core.checks import check
 from dpfl.core.errors import PeerError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
+from dpfl.core.types import Terms
 from dpfl.deploy.commitment import Commitment
 from dpfl.deploy.policy import check_plan
 from dpfl.deploy.records import LoadedSite
 from dpfl.deploy.requests import SumRequest, TrainingRequest, UnderTerms
 from dpfl.deploy.site_sum import SiteSum
-from dpfl.engine import make_engine
+from dpfl.models.preconditioning import split_features
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.rounds import Agreement, Workshop, buffer_shapes, client_round
 from dpfl.rounds.codec import decode_download
 from dpfl.rounds.enrol import secret_for
 from dpfl.rounds.measure import measured_upload
+from dpfl.runs.deployment import StudyFile
+from dpfl.strategy import Strategy
+
+
+def planned_strategy(study: StudyFile, model: nn.Module, terms: Terms) -> Strategy:
+    """The strategy of a study with what the server has planned; without a plan, none may be sent.
+
+    Numbers that cannot be are refused. Whatever they are, the site is charged for what it does.
+    """
+    strategy = study.strategy().for_model(model)
+    if strategy.recipe is None:
+        check(not terms.recipe, "terms", "plan what this study fixes", "enrol again", PeerError)
+        return strategy
+    return strategy.recipe.apply(strategy, dict(terms.recipe))
 
 
 class BoundSite(LoadedSite):
@@ -33,19 +48,21 @@ class BoundSite(LoadedSite):
         """
         study, terms = request.study, request.terms
         member = self.member(study.learned())
-        strategy, model = study.strategy(), study.build_model()
+        model = study.build_model()
+        strategy = planned_strategy(study, model, terms)
         layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)
         own = tuple((one.share, one.numbers(shapes[one.into])) for one in strategy.releases)
         releases = (*study.measurements(), *own)
         if (metric := study.accounted_metric()) is not None:
             metric.measure(member.task)  # of persons, where the site's schema has them
         fitting = (
-            terms.rounds == study.run.rounds
+            terms.rounds == (study.run.rounds or dict(terms.recipe).get("rounds"))
             and 1 <= terms.population <= len(study.study.sites)
             and 0 < terms.expected_cohort <= terms.population
             and 1 <= terms.participations <= terms.rounds
             and terms.parameters == layout.size
             and terms.releases == releases
+            and terms.measured == len(releases) - len(own)
             and len(terms.release_noise) == (len(releases) if strategy.secure else 0)
         )
         check(fitting, "terms", "do not belong to this study", "enrol again", PeerError)
@@ -98,15 +115,16 @@ class BoundSite(LoadedSite):
         seed = PublicSeed(study.run.seed).child("secret") if study.seeded else None
         if request.round in agreement.measurements:
             return self._measure(request, agreement, seed), private
+        features, model = split_features(study.build_model())
         workshop = Workshop(
             agreement=agreement,
             run=request.run,
-            engine=make_engine("stacked"),
-            model=study.build_model(),
+            engine=self.engine,
+            model=model,
             secret=lambda round_, site: secret_for(seed, "client", round_, site),
         )
         downloads = {self.id: request.payload}
-        members = {self.id: self.member(study.learned())}
+        members = {self.id: self.featured_member(study, features)}
         (uplink,) = client_round(workshop, downloads, members, private)
         assert uplink.payload is not None
         return uplink.payload, private

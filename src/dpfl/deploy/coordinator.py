@@ -71,8 +71,8 @@ class Coordinator:
     def __init__(self, folder: Path, transport: Transport) -> None:
         self.folder = RunFolder(folder)
         self.study = StudyFile.in_folder(folder)
-        self.strategy = self.study.strategy()
         self.model = self.study.build_model()
+        self.strategy = self.study.strategy().for_model(self.model)
         self.layout = Layout.of_module(self.model)
         self.sites = Connections(self.study, transport, folder)
         limit = self.study.run.round_timeout

@@ -161,7 +161,15 @@ def terms_from_dict(values: Any) -> Terms:
     """
     with readable("terms"):
         noise = values["noise_multiplier"]
-        wholes = "rounds population participations parameters records batch measured".split()
+        wholes = [
+            "rounds",
+            "population",
+            "participations",
+            "parameters",
+            "records",
+            "batch",
+            "measured",
+        ]
         numbers = ("expected_cohort", "smallest_epsilon", "largest_epsilon", "denominator")
         found: Plain = {name: integer(values[name]) for name in wholes}
         found |= {name: float(values[name]) for name in numbers}

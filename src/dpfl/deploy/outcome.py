@@ -64,7 +64,8 @@ def _read(
     payload: bytes, study: StudyFile, model: nn.Module, where: str
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Read the parameters of a study's model, as one vector, and the buffers that it released."""
-    layout, shapes = Layout.of_module(model), buffer_shapes(model, study.strategy().releases)
+    strategy = study.strategy().for_model(model)
+    layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)
     numbers = layout.size + sum(math.prod(shape) for shape in shapes.values())
     largest, given = 8 * numbers + _NAMES_BYTES, f"has {len(payload)} bytes"
     check(len(payload) <= largest, where, given, f"send at most {largest}", PeerError)

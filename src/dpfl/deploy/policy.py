@@ -39,10 +39,7 @@ def check_offer(file: SiteFile, study: StudyFile, member: Member) -> None:
     accept(file.site.id in sites, named, "ask the server to name it")
     allowed = policy.methods is None or method in policy.methods
     accept(allowed, f"its policy does not allow {method}", "change one of the two")
-    short = policy.most_rounds is None or study.run.rounds <= policy.most_rounds
-    accept(
-        short, f"{study.run.rounds} rounds exceed its policy's {policy.most_rounds}", "plan fewer"
-    )
+    _check_rounds(file, study.run.rounds)
     few = f"{len(sites)} sites are fewer than its policy's {policy.least_sites}"
     accept(len(sites) >= policy.least_sites, few, "ask more sites")
     unseeded, seeded = not study.seeded, "the study's noise is seeded, which protects nobody"
@@ -72,6 +69,13 @@ def check_offer(file: SiteFile, study: StudyFile, member: Member) -> None:
             "agree on one unit: person_word in the sites' schema, and [study] unit",
         )
     check_budget(member, unit=strategy.unit, observer=strategy.observer)
+
+
+def _check_rounds(file: SiteFile, rounds: int | None) -> None:
+    """Check the number of rounds, where it is known: a method may plan it at enrolment."""
+    most = file.policy.most_rounds
+    short = most is None or rounds is None or rounds <= most
+    _accept(file, short, f"{rounds} rounds exceed its policy's {most}", "plan fewer")
 
 
 def _check_secure_sum(file: SiteFile, strategy: Strategy, sites: Sequence[str]) -> None:
@@ -126,6 +130,7 @@ def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
 
     accept = partial(_accept, file)
 
+    _check_rounds(file, agreement.terms.rounds)
     if not strategy.channel.sees_rows:
         _check_honest(file, agreement)
     if strategy.local.private:
@@ -135,7 +140,8 @@ def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
         noise += [agreement.release_noise(one, member.participant) for one in releases]
         clips = [phase.clip for phase in phases]
         examples, limit = member.shard.examples, policy.largest_sampling_rate
-        rate = max((PoissonBatches(examples, one.batch_size).rate for one in phases), default=0.0)
+        drawn = [one for one in phases if one.sampling == "poisson"]
+        rate = max((PoissonBatches(examples, one.batch_size).rate for one in drawn), default=0.0)
         records = strategy.unit.reworded("records")
         problem = f"sampling {rate:.3g} of its {records} a step exceeds its policy's {limit:g}"
         accept(rate <= limit, problem, "use smaller batches")

@@ -1,9 +1,11 @@
 """A site with its records: read once, and again only when its file or its settings change."""
 
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
+
+from torch import nn
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError, FolderError
@@ -17,6 +19,8 @@ from dpfl.data.schema import Schema
 from dpfl.data.tables import read_columns, read_file
 from dpfl.deploy.policy import check_offer
 from dpfl.deploy.site_folder import SiteFolder
+from dpfl.engine import make_engine
+from dpfl.engine.base import Engine
 from dpfl.methods import METHODS
 from dpfl.models import check_model
 from dpfl.privacy.flags import Flag, RaisedFlag
@@ -34,12 +38,16 @@ SCHEMA_FILE = "schema.toml"
 class Records:
     """The records of one site, kept between messages, and what they were read from.
 
-    ``learned`` are the same records with targets as the task of the last study takes them.
+    ``learned`` are the same records with targets as the task of the last study takes them,
+    ``featured`` public features of them, as the last study's model takes them. ``engine`` keeps
+    what does not change between rounds.
     """
 
     key: object = None
     federation: Federation | None = None
     learned: Federation | None = None
+    featured: tuple[object, Federation] | None = None
+    engine: Engine = field(default_factory=lambda: make_engine("stacked"))
 
 
 class LoadedSite(SiteFolder):
@@ -106,11 +114,31 @@ class LoadedSite(SiteFolder):
             key = (*key, path.stat().st_mtime_ns, path.stat().st_size)
         if kept.federation is None or kept.key != key:
             kept.key, kept.federation, kept.learned = key, self._read_records(), None
+            kept.featured = None
         if task is None:
             return kept.federation
         if kept.learned is None or kept.learned.task.single != task:
-            kept.learned = for_task(kept.federation, task)
+            kept.learned, kept.featured = for_task(kept.federation, task), None
         return kept.learned
+
+    @property
+    def engine(self) -> Engine:
+        """What executes local work."""
+        return self._records.engine
+
+    def featured_member(self, study: StudyFile, features: nn.Module | None) -> Member:
+        """Return the site as a member of a study, with ``features`` in place of its records.
+
+        They are computed once for a study.
+        """
+        member, kept = self.member(study.learned()), self._records
+        if features is None:
+            return member
+        federation, key = self.federation(study.learned()), repr(features)
+        if kept.featured is None or kept.featured[0] != key:
+            kept.featured = key, federation.with_features(features)
+        made = kept.featured[1]
+        return replace(member, shard=made.shards[self.id], inputs=made.inputs)
 
     def _read_records(self) -> Federation:
         """Read the records: from a file, or from a client of an embedded data set."""

@@ -123,7 +123,7 @@ class Site(BoundSite):
             commitment.make(ledger, run)
             if new:
                 what = f"{study.study.name}: {study.method_text} (run {run})"
-                self.log(f"agreed to {study.run.rounds} rounds of {what}")
+                self.log(f"agreed to {request.terms.rounds} rounds of {what}")
             more = commitment.covers(ledger, run, commitment.agreement.first_round)
             if not more:
                 self.log(f"{study.study.name}: its budget does not cover a round")

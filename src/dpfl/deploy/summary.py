@@ -167,6 +167,13 @@ class StudyStatus:
         return sum(record.round >= 0 for record in self.rounds)
 
     @property
+    def planned(self) -> int | None:
+        """How many rounds are planned; None while a method that plans them has not."""
+        if self.study.run.rounds is not None or self.summary is None:
+            return self.study.run.rounds
+        return self.summary.rounds.planned
+
+    @property
     def measured(self) -> tuple[Plain, ...]:
         """The accounted metric so far."""
         return measured_values(self.study, self.rounds)
@@ -188,7 +195,7 @@ class StudyStatus:
             "task": self.study.learned().to_dict(),
             "running": self.running,
             "failure": self.failure or None,
-            "rounds": {"planned": self.study.run.rounds, "done": self.done},
+            "rounds": {"planned": self.planned, "done": self.done},
             **self.progress.to_dict(),
             "seconds_per_answer": self.seconds.to_dict() if self.seconds else None,
             "last": self.rounds[-1].to_dict() if self.rounds else None,

@@ -118,9 +118,7 @@ def _digest(maps: nn.Module) -> bytes:
     return digest.digest()
 
 
-def _outer_products(
-    layout: Layout, vector: Tensor, batch: Batch
-) -> tuple[Tensor, Tensor, Tensor]:
+def _outer_products(layout: Layout, vector: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs and output gradients (in double precision) of every record, and the squared norms of
     their outer products; a record that is not finite, or too large, counts as zero.
     """

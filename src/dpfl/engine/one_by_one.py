@@ -71,13 +71,7 @@ class OneByOne:
             features = job.inputs(job.features[rows].to(self.device))
             batch = Batch(features, job.labels[rows].to(self.device), job.task)
             with self._dropout_from(dropout), _unwritten(vector, *model.parameters()):
-                if phase.clip is None:
-                    gradient = self.mean_gradient(model, layout, vector, batch)
-                elif phase.whole:
-                    gradient = self.clipped_mean(model, layout, vector, batch, phase.clip)
-                else:
-                    how = phase.clip, phase.clipping
-                    gradient = self.clipped_sum(model, layout, vector, batch, *how)
+                gradient = self._gradient(phase, model, layout, vector, batch)
             if phase.sum_only:
                 grid = Grid.of(phase.noise_multiplier * (phase.clip or 0.0))
                 return grid.noisy_integers(gradient, noise, LARGEST_SUM).neg_()
@@ -101,6 +95,16 @@ class OneByOne:
                 factor = clip_factor(squared_norms(apart).sqrt(), phase.ball).to(vector.dtype)
                 vector = start + apart * factor if bool(factor < 1) else vector
         return vector
+
+    def _gradient(
+        self, phase: Phase, model: nn.Module, layout: Layout, vector: Tensor, batch: Batch
+    ) -> Tensor:
+        """What a step adds up: a mean gradient, clipped as a whole or not, or clipped ones."""
+        if phase.clip is None:
+            return self.mean_gradient(model, layout, vector, batch)
+        if phase.whole:
+            return self.clipped_mean(model, layout, vector, batch, phase.clip)
+        return self.clipped_sum(model, layout, vector, batch, phase.clip, phase.clipping)
 
     @contextmanager
     def _dropout_from(self, rng: SecretRng) -> Iterator[None]:

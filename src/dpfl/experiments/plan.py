@@ -196,8 +196,9 @@ def seconds_in_all(
 ) -> float:
     """Estimate the seconds that a whole run of an ``experiment`` takes on this machine.
 
-    ``rounds`` are those that it plans, where its file does not say. ``data_folder`` is where data sets lie that do not ship with dpfl. No record is used and nothing
-    is charged: only sizes matter. A few clients stand for all, from the smallest to the largest
+    ``rounds`` are those that it plans, where its file does not say. ``data_folder`` is where data
+    sets lie that do not ship with dpfl. No record is used and nothing is charged: only sizes
+    matter. A few clients stand for all, from the smallest to the largest
     budget; files and evaluation are not counted.
     """
     federation = experiment.federation(data_folder)

@@ -135,7 +135,9 @@ def _planned(experiment: Experiment, federation: Federation, metric: AccountedMe
         for client, member in simulation.members.items():
             cost, seen_by = simulation.agreement.plans(member.participant)[0]
             delta = None if member.budget is None else member.budget.delta
-            most = ledger.affordable_releases(client, cost, seen_by, simulation.planned, delta=delta)
+            most = ledger.affordable_releases(
+                client, cost, seen_by, simulation.planned, delta=delta
+            )
             found[client] = cost.times(most) if most else ()
         return found
 

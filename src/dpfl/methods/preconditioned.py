@@ -41,39 +41,31 @@ Departures
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from dpfl.core.checks import check, one_of
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
 from dpfl.core.types import (
-    Adjacency,
     Claims,
-    Observer,
     PlugOutput,
     PlugState,
     Rows,
     Terms,
     Total,
-    Unit,
 )
 from dpfl.plugs.full_gradient import FullGradient, SharedFullGradient
 from dpfl.plugs.secure_sum import SecureSum
-from dpfl.plugs.selection import Everyone, Selection
 from dpfl.plugs.shared_gradient import SHARED
 from dpfl.plugs.weights import EnrolledWeights, FixedDenominator, Weights
 from dpfl.privacy.calibrate import unsampled_multiplier
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import method
-from dpfl.strategy.preconditioning import Preconditioning
+from dpfl.strategy.preconditioning import Planned
 from dpfl.strategy.record_level import ASSUMPTIONS, OWN_NOISE
 
-PUBLIC = "features are public: their map was not made from the records of any client"
 FULL = "each client adds noise of its own to the gradient of all of its records"
-Protected = Literal["record", "client"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,49 +129,6 @@ def _traded(variances: Tensor, spread: float, factor: float, claims: list[Claims
     return weights / weights.sum()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """Settings of the methods that plan themselves. All of them may be left out.
-
-    ``unit`` is what is protected: each "record", or each "client" as a whole. ``gradient_clip``,
-    ``step_size``, ``whiten``, ``mean_share`` and ``second_share`` replace what the plan would be,
-    for studies of the method itself. ``force`` runs a plan that predicts noise only. Everyone takes
-    part in every round.
-    """
-
-    unit: Protected = "record"
-    gradient_clip: float | None = None
-    step_size: float | None = None
-    whiten: bool | None = None
-    mean_share: float | None = None
-    second_share: float | None = None
-    force: bool = False
-    selection: Selection | None = None
-
-    def slots(self, name: str) -> dict[str, Any]:
-        """The slots that both methods share."""
-        one_of(name, ("record", "client"), unit=self.unit)
-        everyone = self.selection is None or self.selection.sampling == "none"
-        problem = "every client takes part in every round: cohorts would buy nothing"
-        check(everyone, name, problem, "leave cohort out")
-        recipe = Preconditioning(
-            clip=self.gradient_clip,
-            lr=self.step_size,
-            whiten=self.whiten,
-            mean_share=self.mean_share,
-            second_share=self.second_share,
-            force=self.force,
-        )
-        return {
-            "name": name,
-            "unit": Unit(self.unit),
-            "observer": Observer.SERVER,
-            "adjacency": Adjacency.ZERO_OUT,
-            "selection": Everyone(),
-            "recipe": recipe,
-        }
-
-
 _MODEL = {"name": "linear_head", "features": "auto"}
 
 
@@ -196,7 +145,7 @@ def preconditioned(work: Planned) -> Strategy:
         **work.slots("preconditioned"),
         local=FullGradient(clip=work.gradient_clip or 1.0, whole=work.unit == "client"),
         weights=BiasVarianceWeights(),
-        assumptions=(PUBLIC, *_worded(kept, work.unit)),
+        assumptions=work.worded(kept),
     )
 
 
@@ -223,21 +172,11 @@ def preconditioned_sum(
         tolerated_dropouts=tolerated_dropouts + colluders,
     )
     kept = [text for text in ASSUMPTIONS if text != OWN_NOISE]
-    assumptions = (PUBLIC, *channel.assumptions, SHARED[0], *kept)
     return Strategy(
         **work.slots("preconditioned_sum"),
         local=local,
         channel=channel,
         weights=FixedDenominator(),
         tolerated_dropouts=tolerated_dropouts,
-        assumptions=_worded(assumptions, work.unit),
-    )
-
-
-def _worded(texts: Any, unit: Protected) -> tuple[str, ...]:
-    """Assumptions about what is protected."""
-    if unit == "record":
-        return tuple(texts)
-    return tuple(text for text in texts if "neighbouring data sets" not in text) + (
-        "neighbouring federations differ in one client whose contributions are replaced by nothing",
+        assumptions=work.worded((*channel.assumptions, SHARED[0], *kept)),
     )

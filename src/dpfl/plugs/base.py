@@ -17,7 +17,6 @@ from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, Claims, ClientSettings, Cohort, PlugState, Shared, Terms
 from dpfl.plugs.figures import FigureSpec
 
-
 SUM_DELTA = 1e-9
 """The share of a delta that is set aside for what a secure sum costs beside its noise."""
 
@@ -119,7 +118,13 @@ def claiming(claims: Mapping[str, Claims], *, some: bool = True) -> list[Partici
             )
             found.append(who)
     problem = "no client claims a usable (epsilon, delta)"
-    check(bool(found) or not some, "secure sum", problem, "one noise level for all needs one", PrivacyRefusal)
+    check(
+        bool(found) or not some,
+        "secure sum",
+        problem,
+        "one noise level for all needs one",
+        PrivacyRefusal,
+    )
     return found
 
 

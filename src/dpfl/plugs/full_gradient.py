@@ -135,7 +135,9 @@ class SharedFullGradient(FullGradient, SharedGradient):
         measured = [self.release_noise(terms, who)[: terms.measured] for who in members]
         common = tuple(map(max, zip(*measured, strict=True)))
         ones = (1.0,) * (len(terms.releases) - terms.measured)
-        counted = (self._units(who) / self.phases(terms, who)[0].noise_multiplier for who in members)
+        counted = (
+            self._units(who) / self.phases(terms, who)[0].noise_multiplier for who in members
+        )
         total = self.clip * math.fsum(counted)
         return replace(
             terms, release_noise=(*common, *ones), noise_multiplier=1.0, denominator=total

@@ -158,9 +158,11 @@ def _poisson(
 class FullBatches(PoissonBatches):
     """Every step takes all records, each in its place: nothing is drawn, and nothing amplified.
 
-    ``batch_size`` does not matter. Of a ``whole`` client there is one contribution, its mean. *Formal guarantees.* A record that is replaced by nothing keeps
-    its place and contributes zero, so that no other record's contribution changes. Contributions
-    are added up in double precision, and their sum is rounded onto the grid once.
+    ``batch_size`` does not matter. Of a ``whole`` client there is one contribution, its mean.
+
+    *Formal guarantees.* A record that is replaced by nothing keeps its place and contributes zero,
+    so that no other record's contribution changes. Contributions are added up in double precision,
+    and their sum is rounded onto the grid once.
     """
 
     whole: bool = False
@@ -182,9 +184,7 @@ class FullBatches(PoissonBatches):
 
     def draw(self, rng: SecretRng, steps: int) -> Draw:
         """Return all records for every step."""
-        return Draw(
-            torch.arange(self.examples).repeat(steps), torch.full((steps,), self.examples)
-        )
+        return Draw(torch.arange(self.examples).repeat(steps), torch.full((steps,), self.examples))
 
     def event(self, noise_multiplier: float, steps: int, parameters: int) -> Event:
         """What ``steps`` noisy clipped sums over all records release of one record."""

@@ -255,9 +255,7 @@ def enrol(
     )
 
 
-def planned_rounds(
-    strategy: Strategy, claims: Mapping[str, Claims], rounds: int | None
-) -> int:
+def planned_rounds(strategy: Strategy, claims: Mapping[str, Claims], rounds: int | None) -> int:
     """How many rounds there will be: those given, or as many as a recipe plans."""
     if rounds is None and strategy.recipe is not None:
         return int(strategy.recipe.plan(strategy, claims, rounds)["rounds"])

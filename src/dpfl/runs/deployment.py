@@ -1,9 +1,9 @@
 """The file of a real federation's server: the study that it offers to the sites."""
 
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, StrictInt
+from pydantic import Field, StrictInt, model_validator
 from torch import nn
 
 from dpfl.core.checks import check
@@ -12,11 +12,13 @@ from dpfl.core.promise import SUMMED, colluding
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain, Unit, unit_called
 from dpfl.data.schema import Schema
+from dpfl.methods import METHODS
 from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.plugs.releases import Shares
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs import sections
 from dpfl.runs.accounted_section import AccountedSection
+from dpfl.runs.experiment import with_own_model
 from dpfl.runs.study_section import StudySection as StudySection
 from dpfl.runs.study_section import site_task as site_task
 from dpfl.runs.toml_file import Section, TomlFile, read_toml
@@ -42,7 +44,7 @@ class RoundsSection(sections.RoundsSection):
     ``noise``: drawn by the operating system, except in a rehearsal.
     """
 
-    rounds: StrictInt = Field(ge=1)
+    rounds: StrictInt | None = Field(default=None, ge=1)
     round_timeout: float = Field(default=600.0, gt=0)
     enrol_timeout: float = Field(default=600.0, gt=0)
     least_sites: int = Field(default=2, ge=1)
@@ -82,6 +84,17 @@ class StudyFile(TomlFile):
     secure_sum: sections.SecureSumSection | None = None
     accounted: AccountedSection | None = None
     network: NetworkSection = NetworkSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_method(cls, values: Any) -> Any:
+        """Fill in the model that a method brings along, and the secure sum that it is made for."""
+        values = with_own_model(values)
+        method = values.get("method") if isinstance(values, dict) else None
+        name = str(method.get("name")) if isinstance(method, dict) else ""
+        if name in METHODS and METHODS[name].secure:
+            return {"secure_sum": {}, **values}
+        return values
 
     def agrees(self, where: str) -> None:
         """Every site is named once, there are enough of them, and there is such a task."""
@@ -173,8 +186,13 @@ class StudyFile(TomlFile):
 
         A metric that the task does not have, or that is never measured, is refused.
         """
-        metric = self.accounted_metric()
-        return () if metric is None else metric.shares(self.learned(), self.run.rounds)
+        metric, rounds = self.accounted_metric(), self.run.rounds
+        if metric is None:
+            return ()
+        problem = "measurements are planned before the method has planned its rounds"
+        check(rounds is not None, "[run] rounds", problem, "give a number beside [accounted]")
+        assert rounds is not None
+        return metric.shares(self.learned(), rounds)
 
     @property
     def learned_text(self) -> str:
@@ -208,6 +226,12 @@ class StudyFile(TomlFile):
     def least_sites_by(self) -> str:
         """Which settings ask for so many sites."""
         return "least_sites" if self.least_sites == self.run.least_sites else "[secure_sum]"
+
+    @property
+    def rounds_text(self) -> str:
+        """How many rounds there are, in words."""
+        rounds = self.run.rounds
+        return "as many rounds as it plans" if rounds is None else f"{rounds} rounds"
 
     def build_model(self) -> nn.Module:
         """Build the first model, which is the same everywhere."""

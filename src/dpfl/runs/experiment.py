@@ -33,7 +33,6 @@ from dpfl.strategy import Strategy
 from dpfl.strategy.preconditioning import strategy_signal
 from dpfl.tasks import Task
 
-
 MOST_PLANNED = 32
 """By how many rounds progress is measured until a method has planned its own."""
 

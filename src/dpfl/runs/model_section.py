@@ -20,9 +20,10 @@ class ModelSection(Section):
     """A model by name; ``hidden`` is the width of the models that leave it open.
 
     ``features`` names public features (:mod:`dpfl.models.features`) that the model is built on, or
-    is "auto": those that fit the records and the budgets. ``weights`` is a .safetensors file of public weights to start from. ``freeze`` lists the names
-    of layers or parameters that stay as they start. ``weights_sha256`` is the digest of the file:
-    it is filled in when the experiment is read, and a file that has changed since is refused.
+    is "auto": those that fit the records and the budgets. ``weights`` is a .safetensors file of
+    public weights to start from. ``freeze`` lists the names of layers or parameters that stay as
+    they start. ``weights_sha256`` is the digest of the file: it is filled in when the experiment is
+    read, and a file that has changed since is refused.
     """
 
     name: str = "logistic"

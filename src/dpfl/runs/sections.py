@@ -95,9 +95,10 @@ class TaskSection(BaseModel):
 class RoundsSection(Section):
     """How many rounds, and with how many clients.
 
-    ``rounds`` may be left out for methods that plan them themselves. ``cohort`` is a whole number of clients, or a fraction of them; left out, everyone takes part.
-    ``least_willing`` clients must be able to pay for a round, or the plan ends: amplification by
-    sampling is charged at this number. ``sampling`` left out is the one of the method.
+    ``rounds`` may be left out for methods that plan them themselves. ``cohort`` is a whole number
+    of clients, or a fraction of them; left out, everyone takes part. ``least_willing`` clients must
+    be able to pay for a round, or the plan ends: amplification by sampling is charged at this
+    number. ``sampling`` left out is the one of the method.
     """
 
     rounds: int | None = Field(default=None, ge=1)

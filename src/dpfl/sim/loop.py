@@ -239,7 +239,14 @@ class Simulation:
         if done > 0 and (done % self.evaluate_every == 0 or done == self.planned):
             record = replace(record, scores=self.evaluate())
         if self.accounted is not None and self.accounted.is_due(done):
-            asked = self.agreement, self.state, self.run, self._admit, self._workforce, self._trained
+            asked = (
+                self.agreement,
+                self.state,
+                self.run,
+                self._admit,
+                self._workforce,
+                self._trained,
+            )
             record = replace(record, measured=planned_measurement(self.accounted, *asked))
         marks.append(time.perf_counter())
         return record

@@ -10,20 +10,21 @@ The constants were chosen once, on other seeds of public data sets, and are not 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from dpfl.core.checks import check
+from dpfl.core.checks import check, one_of
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
-from dpfl.core.types import Claims
+from dpfl.core.types import Adjacency, Claims, Observer, Unit
 from dpfl.models.features import Kind
 from dpfl.models.preconditioning import CENTRE, CONSTANTS, STANDARDISE, WHITEN, OnFeatures
 from dpfl.plugs.base import claiming
 from dpfl.plugs.preconditioning import Standardising, UnitMean, Whitening
 from dpfl.plugs.releases import Release
+from dpfl.plugs.selection import Selection
 from dpfl.plugs.step import LearningRate, ServerSgd
 from dpfl.privacy.calibrate import unsampled_multiplier
 from dpfl.strategy.recipe import Numbers, Recipe, checked_numbers
@@ -32,6 +33,10 @@ from dpfl.strategy.slots import Slots
 LEAST_REACH, GOOD_REACH = 1.0, 4.0
 """Below the first, r = S / sqrt(K d) predicts noise only; below the second, a loss in accuracy."""
 
+PUBLIC = "features are public: their map was not made from the records of any client"
+WHOLE_CLIENTS = (
+    "neighbouring federations differ in one client, whose contributions are replaced by nothing"
+)
 _NAMES = ("rounds", "clip", "lr", "mean_share", "second_share", "signal", "reach")
 S = TypeVar("S", bound=Slots)
 
@@ -75,7 +80,9 @@ class Rules:
         return _numbers(rounds=8, clip=clip, lr=rate, mean=0.06, second=0.04)
 
 
-def _numbers(*, rounds: int, clip: float, lr: float, mean: float, second: float) -> dict[str, float]:
+def _numbers(
+    *, rounds: int, clip: float, lr: float, mean: float, second: float
+) -> dict[str, float]:
     names = ("rounds", "clip", "lr", "mean_share", "second_share")
     return dict(zip(names, (float(rounds), clip, lr, mean, second), strict=True))
 
@@ -198,5 +205,56 @@ class Preconditioning(Recipe):
         reach = numbers["reach"]
         if reach >= GOOD_REACH:
             return ""
-        lost = "chance is near" if reach < LEAST_REACH else f"about {50 / reach:.0f} points are lost"
+        lost = (
+            "chance is near" if reach < LEAST_REACH else f"about {50 / reach:.0f} points are lost"
+        )
         return f"the signal is {reach:.2g} times the noise on all parameters: {lost} to noise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """Settings of the methods that plan themselves. All of them may be left out.
+
+    ``unit`` is what is protected: each "record", or each "client" as a whole. ``gradient_clip``,
+    ``step_size``, ``whiten``, ``mean_share`` and ``second_share`` replace what the plan would be,
+    for studies of the method itself. ``force`` runs a plan that predicts noise only. Everyone takes
+    part in every round.
+    """
+
+    unit: Literal["record", "client"] = "record"
+    gradient_clip: float | None = None
+    step_size: float | None = None
+    whiten: bool | None = None
+    mean_share: float | None = None
+    second_share: float | None = None
+    force: bool = False
+    selection: Selection | None = None
+
+    def slots(self, name: str) -> dict[str, Any]:
+        """The slots that do not depend on how uploads reach the server."""
+        one_of(name, ("record", "client"), unit=self.unit)
+        everyone = self.selection is None or self.selection.sampling == "none"
+        problem = "every client takes part in every round: cohorts would buy nothing"
+        check(everyone, name, problem, "leave cohort out")
+        recipe = Preconditioning(
+            clip=self.gradient_clip,
+            lr=self.step_size,
+            whiten=self.whiten,
+            mean_share=self.mean_share,
+            second_share=self.second_share,
+            force=self.force,
+        )
+        return {
+            "name": name,
+            "unit": Unit(self.unit),
+            "observer": Observer.SERVER,
+            "adjacency": Adjacency.ZERO_OUT,
+            "recipe": recipe,
+        }
+
+    def worded(self, assumptions: Iterable[str]) -> tuple[str, ...]:
+        """Assumptions, as far as they are about what is protected."""
+        if self.unit == "record":
+            return (PUBLIC, *assumptions)
+        kept = [text for text in assumptions if not text.startswith("neighbouring data sets")]
+        return (PUBLIC, *kept, WHOLE_CLIENTS)
