@@ -110,6 +110,7 @@ def deploy(base: Path, experiment: Experiment) -> tuple[Path, WatchedGrid, dict[
         "enrol_timeout": 5,
     }
     run |= {k: v for k in ("cohort", "sampling") if (v := getattr(experiment.run, k)) is not None}
+    run = {name: value for name, value in run.items() if value is not None}
     values = {
         "study": {
             "name": "demo",

@@ -18,16 +18,8 @@ from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Adjacency, Budget, Claims, ClientSettings
 from dpfl.data.records import Shard
 from dpfl.plugs.base import Participant
-from dpfl.plugs.releases import (
-    GramMatrix,
-    Histogram,
-    Mean,
-    Quantile,
-    Release,
-    release_exposure,
-    release_history,
-    release_noise,
-)
+from dpfl.plugs.release_costs import release_exposure, release_history, release_noise
+from dpfl.plugs.releases import GramMatrix, Histogram, Mean, Quantile, Release
 from dpfl.plugs.secure_sum import SecureSum
 from dpfl.privacy.accountant import spend
 from dpfl.rounds import enrol

@@ -34,6 +34,7 @@ def run(folder: Path = o.arg("A folder that dpfl deploy example wrote.")) -> Non
     """Start the server and all sites of an example on this machine; show what each has spent."""
     note(f"Starting a server and the sites of {folder} on this machine")
     from dpfl.deploy.example import run_example
+    from dpfl.deploy.finish import finish_of
     from dpfl.deploy.outcome import outcomes
     from dpfl.deploy.records import LoadedSite
 
@@ -43,5 +44,6 @@ def run(folder: Path = o.arg("A folder that dpfl deploy example wrote.")) -> Non
         site = LoadedSite(home)
         show_spent(site.spent(), site.summed())
         for outcome in outcomes(home)[-1:]:
-            show_tried(outcome.tried(site.id, site.federation()))
+            finish = finish_of(outcome, site.id, site.federation())
+            show_tried(outcome.tried(site.id, site.federation()), finish)
     note("Scores are each site's own, on its test records: in a real study they stay there")

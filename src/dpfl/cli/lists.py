@@ -1,4 +1,4 @@
-"""``dpfl methods | datasets | budgets | models | tasks``: what there is, a line each.
+"""``dpfl methods | datasets | budgets | models | features | tasks``: what there is, a line each.
 
 Methods come from dpfl and from every installed package that declares some. ``--json`` prints the
 same for programs, and ``methods --markdown`` the table that the documentation contains.
@@ -73,10 +73,19 @@ def budgets(json: bool = o.JSON) -> None:
 
 def models(json: bool = o.JSON) -> None:
     """List the models that ship with dpfl, for numbers, images and text."""
-    from dpfl.models import MODELS, TEXT_MODELS, about
+    from dpfl.models import LINEAR_HEAD, MODELS, TEXT_MODELS, about
 
-    rows = {name: about(name) for name in sorted(MODELS | TEXT_MODELS)}
+    rows = {name: about(name) for name in sorted([*MODELS, *TEXT_MODELS, LINEAR_HEAD])}
     c.answer(json, rows, _show, {"model": rows})
+
+
+def features(json: bool = o.JSON) -> None:
+    """List the public features that models can be built on ([model] features)."""
+    from dpfl.models.features import FEATURES, about
+
+    rows = {name: about(name) for name in FEATURES}
+    rows["auto"] = "the map that fits the records and the budgets"
+    c.answer(json, rows, _show, {"features": rows})
 
 
 def tasks(json: bool = o.JSON) -> None:

@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "datasets": ("lists:datasets", "List the data sets, and the ways to share them out."),
     "budgets": ("lists:budgets", "List the distributions of epsilon."),
     "models": ("lists:models", "List the models."),
+    "features": ("lists:features", "List the public features that models can be built on."),
     "tasks": ("lists:tasks", "List the tasks and their metrics."),
 }
 """Every command: where it is defined, and what it does in a line."""

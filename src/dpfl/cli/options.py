@@ -14,16 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 import dpfl
-from dpfl.cli.values import (
-    FIELDS,
-    LIGHT_DEFAULTS,
-    ROUNDS,
-    Values,
-    check_complete,
-    lay_over,
-    plans_itself,
-    wanted,
-)
+from dpfl.cli.values import FIELDS, Values, check_complete, lay_over, with_light_defaults
 from dpfl.core.checks import check, one_of
 
 if TYPE_CHECKING:
@@ -166,14 +157,7 @@ class Asked:
             read = with_new_names(read_toml(self.file), Experiment.renamed)
             check_tables(read, str(self.file))
             return lay_over(read, self.given)
-        values = lay_over({}, self.given)
-        method = values.setdefault("method", {})
-        for name, value in LIGHT_DEFAULTS.items():
-            if wanted(method, name):
-                method.setdefault(name, value)
-        if not plans_itself(values["method"]):
-            values.setdefault("run", {}).setdefault("rounds", ROUNDS)
-        return values
+        return with_light_defaults(lay_over({}, self.given))
 
     def experiment(self, method: str | None = None) -> Experiment:
         """Build the experiment, or the same one for another method."""

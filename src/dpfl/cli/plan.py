@@ -63,6 +63,10 @@ def show_description(described: Description) -> None:
     if described.noise_multiplier:
         spread = " / ".join(f"{value:.3g}" for value in vars(described.noise_multiplier).values())
         c.out.print(f"noise multiplier (std / clip): {spread}  (smallest / median / largest)")
+    if described.forecast.planned:
+        c.print_table(
+            ("planned", "from claims and shapes alone"), described.forecast.planned, left=2
+        )
     size = f"{described.rounds} rounds, {len(described.clients)} clients"
     cohort = f"about {described.cohort:g} a round"
     c.out.print(f"{size}, {cohort}, {described.participations} planned participations each")
@@ -132,6 +136,11 @@ def show_plan(planned: Plan) -> None:
         c.print_table(HEADINGS, map(_row, own), title=f"Protecting {protected}")
     c.out.print(LEGEND)
     _show_noise([one for one in described if one.protects])
+    for one in described:
+        if one.forecast.planned:
+            c.out.print()
+            title = f"What {one.method} plans, and from what"
+            c.print_table(("planned", "because"), one.forecast.planned, left=2, title=title)
     c.out.print()
     warned = [one for one in described if one.forecast.warning]
     c.warn(f"WARNING: {one.method}: {one.forecast.warning}" for one in warned)

@@ -124,6 +124,7 @@ def show(folder: Path, summary: Summary) -> None:
         f"test {scores.words.words}": f"{scores.words.show(scores.value)} ({summary.tested})",
         "... over clients": scores.over_clients(),
         "other metrics": scores.other_metrics(),
+        **_finish(summary),
         "rounds": f"{rounds.done} of {rounds.planned}{early}",
         "budget ran out": f"{len(left)} of {summary.clients} clients{named}",
         "bytes up / down": c.traffic_text(summary.bytes_up, summary.bytes_down),
@@ -136,6 +137,23 @@ def show(folder: Path, summary: Summary) -> None:
     c.print_facts({name: fact for name, fact in facts.items() if fact})
     show_statements(summary.statements, {summary.promise.observer: summary.promise.adversary})
     c.note_files({"Results": folder, "Report": folder / "report.html"})
+
+
+def _finish(summary: Summary) -> dict[str, str]:
+    """What clients get from their own records alone, from the common model and from both."""
+    from dpfl.engine.personal_finish import Verdict, finish_means
+
+    if not (finish := summary.finish):
+        return {}
+    local, common, both = map(summary.scores.words.show, finish_means(finish))
+    nothing = sum(one.verdict is Verdict.NOTHING for one in finish.values())
+    bought = f"federating buys nothing for {nothing} of {len(finish)} clients"
+    of = "" if len(finish) == summary.clients else f" of {summary.clients}"
+    return {
+        "own records alone": f"{local}  (mean over {len(finish)}{of} clients, own test records)",
+        "common model": common,
+        "personal finish": f"{both}; {bought}, within a standard error",
+    }
 
 
 def show_statements(lines: Sequence[Statement], words: Mapping[str, str] | None = None) -> None:

@@ -20,6 +20,7 @@ from dpfl.cli import options as o
 if TYPE_CHECKING:
     from dpfl.deploy.outcome import TriedModel
     from dpfl.deploy.site_status import SiteStatus
+    from dpfl.engine.personal_finish import FinishScores
     from dpfl.privacy.statement import Statement
 
 app = o.group("A site of a real federation: its data, its budget, its own ledger.")
@@ -157,18 +158,26 @@ def evaluate(
     metric: str | None = o.opt("Another metric than the study's."),
     json: bool = o.JSON,
 ) -> None:
-    """Try the model of a study on the site's own test records. Nothing is sent."""
+    """Try the model of a study on the site's own test records. Nothing is sent.
+
+    Where the model has a personal finish, a model of the site's own records alone, the study's
+    model and both are compared.
+    """
+    from dpfl.deploy.finish import finish_of
     from dpfl.deploy.outcome import find_outcome
     from dpfl.deploy.records import LoadedSite
 
     site = LoadedSite(folder)
-    found = find_outcome(folder, run, model, study).tried(site.id, site.federation(), metric)
-    c.answer(json, found.to_dict(), show_tried, found)
+    outcome = find_outcome(folder, run, model, study)
+    found = outcome.tried(site.id, site.federation(), metric)
+    finish = finish_of(outcome, site.id, site.federation(), metric)
+    told = {} if finish is None else {"finish": finish.to_dict()}
+    c.answer(json, {**found.to_dict(), **told}, show_tried, found, finish)
     c.note("Measured without noise on own records: sharing it is a release that no ledger counts")
 
 
-def show_tried(found: TriedModel) -> None:
-    """Print how good a model is on a site's test records."""
+def show_tried(found: TriedModel, finish: FinishScores | None = None) -> None:
+    """Print how good a model is on a site's test records, and what its personal finish is."""
     scores, words = found.scores, found.scores.words
     told = f"{words.words} {words.show(scores.value)} on {found.test_records} records"
     c.out.print(f"{found.run} ({found.method}): {told}")
@@ -177,6 +186,8 @@ def show_tried(found: TriedModel) -> None:
         c.out.print(f"the same prediction for every record: {alone}")
     if others := scores.other_metrics():
         c.out.print(f"also: {others}")
+    if finish is not None:
+        c.out.print(finish.sentence)
 
 
 @app.command()
@@ -197,6 +208,8 @@ def _show(now: SiteStatus) -> None:
     for run, (title, last) in now.studies.items():
         done = "no round yet" if last is None else f"last charged round {last + 1}"
         c.out.print(f"  {title} ({run}): {done}")
+        if run in now.finished:
+            c.out.print(f"    {now.finished[run]}")
     for line in now.spent:
         if line.budget is not None:
             spent = f"epsilon {c.epsilon_text(line.epsilon)} of {line.budget:g} spent"

@@ -107,6 +107,17 @@ def wanted(method: Values, setting: str) -> bool:
     return known is None or bool(needed)
 
 
+def with_light_defaults(values: Values) -> Values:
+    """Fill in light settings that do not decide privacy, and that the method does not plan."""
+    method = values.setdefault("method", {})
+    for name, value in LIGHT_DEFAULTS.items():
+        if wanted(method, name):
+            method.setdefault(name, value)
+    if not plans_itself(method):
+        values.setdefault("run", {}).setdefault("rounds", ROUNDS)
+    return values
+
+
 def plans_itself(method: Values) -> bool:
     """Whether a method brings its own model, and plans its own rounds."""
     from dpfl.methods import METHODS

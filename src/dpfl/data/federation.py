@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpfl.core.checks import check, whole_number
 from dpfl.core.random import PublicSeed
@@ -24,7 +24,7 @@ from dpfl.data.arrays import ENCODE, client_parts, split_end, split_off, with_cl
 from dpfl.data.building import Sources
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.data.partition import Partition
-from dpfl.data.records import Dataset, Records, Shard, Span, check_data, lay_out
+from dpfl.data.records import Dataset, Shard, check_data, lay_out
 from dpfl.data.schema import Schema
 from dpfl.data.sources import client_names, is_mapped, renamed
 from dpfl.tasks import Classification, Task, make_task
@@ -138,27 +138,6 @@ class Federation(Sources):
         numbered = {int(client): client for client in self.ids if client.isdecimal()}
         return replace(self, budgets=renamed(budgets, numbered))
 
-    def with_features(self, features: nn.Module | None) -> Federation:
-        """Return the same federation with public ``features`` of its records in their place.
-
-        A record whose features are not finite numbers is refused, with its client. Records of
-        persons stay as they are.
-        """
-        if features is None or not self.task.plain:
-            return self
-        made: dict[int, Records] = {}
-        for records, spans in _storages(self.shards).values():
-            made[id(records)] = records.mapped(partial(_featured, features, self.inputs), spans)
-        shards = {}
-        for client, own in self.shards.items():
-            train, test = made[id(own.train)], made[id(own.test)]
-            shards[client] = shard = replace(own, train=train, test=test)
-            for x in (shard.features, shard.test_features):
-                good = bool(torch.isfinite(x).all())
-                problem, remedy = "has features that are not finite numbers", "check its records"
-                check_data(good, f"client '{client}'", problem, remedy)
-        return replace(self, shards=shards, inputs=NUMBERS)
-
     def with_validation(self, seed: PublicSeed) -> Federation:
         """Set a fifth of each client's training records aside by a ``seed``, and test on those.
 
@@ -270,18 +249,3 @@ class Federation(Sources):
         dataset = dataset.as_task(task)
         shards = partition.shards(dataset, clients, seed)
         return cls(shards=shards, task=dataset.learned, inputs=dataset.inputs)
-
-
-def _storages(shards: Mapping[str, Shard]) -> dict[int, tuple[Records, list[Span]]]:
-    """Every storage of records, with the stretches that clients hold of it."""
-    found: dict[int, tuple[Records, list[Span]]] = {}
-    for shard in shards.values():
-        for records, span in ((shard.train, shard.span), (shard.test, shard.test_span)):
-            found.setdefault(id(records), (records, []))[1].append(span)
-    return found
-
-
-def _featured(features: nn.Module, inputs: Inputs, raw: Tensor) -> Tensor:
-    """Public features of stored records."""
-    made: Tensor = features(inputs(raw)).flatten(1)
-    return made

@@ -161,17 +161,9 @@ def terms_from_dict(values: Any) -> Terms:
     """
     with readable("terms"):
         noise = values["noise_multiplier"]
-        wholes = [
-            "rounds",
-            "population",
-            "participations",
-            "parameters",
-            "records",
-            "batch",
-            "measured",
-        ]
+        counts = ("rounds", "population", "participations", "parameters", "records")
         numbers = ("expected_cohort", "smallest_epsilon", "largest_epsilon", "denominator")
-        found: Plain = {name: integer(values[name]) for name in wholes}
+        found: Plain = {k: integer(values[k]) for k in (*counts, "batch", "measured")}
         found |= {name: float(values[name]) for name in numbers}
         return Terms(
             **found,

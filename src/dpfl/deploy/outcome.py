@@ -5,6 +5,8 @@
     models/RUN/study.toml           what the model was trained by
     models/RUN/model.safetensors    the common model
     models/RUN/private.safetensors  the part that never left the site, where the method has one
+
+Beside them is the personal finish, where the model has one (:mod:`dpfl.deploy.finish`).
 """
 
 import hashlib
@@ -26,13 +28,14 @@ from dpfl.core.layout import Layout
 from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
 from dpfl.deploy.records import fits, for_task
+from dpfl.deploy.site_folder import MODELS as MODELS
 from dpfl.engine.evaluation import Evaluation, Scores
 from dpfl.privacy.flags import public_note
 from dpfl.rounds import buffer_shapes, write_buffers
 from dpfl.runs.deployment import STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
 
-MODELS, PRIVATE = "models", "private.safetensors"
+PRIVATE = "private.safetensors"
 _NAMES_BYTES = 1 << 20  # for names and shapes, beside the numbers themselves
 
 
@@ -113,13 +116,15 @@ class TriedModel:
 class Outcome:
     """A model that can be tried: one that was delivered, or one brought by other means.
 
-    ``private`` is the part that never left the site, where the method has one.
+    ``private`` is the part that never left the site, where the method has one. ``delivered`` says
+    that it is kept in the site's folder.
     """
 
     name: str
     study: StudyFile
     model: Path
     private: Path | None = None
+    delivered: bool = False
 
     def tried(self, site: str, federation: Federation, metric: str | None = None) -> TriedModel:
         """Try the model on the test records of ``site``, the one client of ``federation``.
@@ -127,24 +132,14 @@ class Outcome:
         ``metric`` is another one than the study's. Nothing is sent. A model or records that do not
         belong to the study are refused.
         """
-        about, task = self.study.study, self.study.learned().with_metric(metric)
-        where, labels = f"site '{site}'", federation.shards[site].test_labels
-        check(len(labels) > 0, where, "has no test records", "give it more records", DataError)
-        shape, own = about.feature_shape, list(federation.record_shape)
-        problem = f"is about records of shape {shape} and targets ({task}), not {own} and"
-        problem, remedy = f"{problem} {federation.task}", "name the study that the model belongs to"
-        check(fits(federation, self.study), f"study '{about.name}'", problem, remedy)
-        learned = for_task(federation, task)
+        about, where = self.study.study, f"site '{site}'"
+        some = len(federation.shards[site].test_labels) > 0
+        check(some, where, "has no test records", "give it more records", DataError)
+        learned = self.learned(federation, metric)
+        task = learned.task.single
         labels = learned.task.records(learned.shards[site].test_labels)
-        model = self.study.build_model()
-        try:
-            vector, buffers = _read(_bytes(self.model), self.study, model, str(self.model))
-        except PeerError as error:
-            problem = f"is not a model of this study ({error.problem})"
-            remedy = "name a model and the study it belongs to"
-            raise DataError(str(self.model), problem, remedy) from error
+        model, vector, _ = self.loaded()
         private = {} if self.private is None else dict(safetensors.load(_bytes(self.private)))
-        write_buffers(model, buffers)
         layout = Layout.of_module(model)
         evaluate = Evaluation(model=model, layout=layout, federation=learned, device="cpu")
         constant = task.constant(labels)
@@ -160,6 +155,32 @@ class Outcome:
             scores=evaluate(vector, self.study.strategy().personal, private, details=True),
         )
 
+    def learned(self, federation: Federation, metric: str | None = None) -> Federation:
+        """Return a site's records with targets as the study takes them, or refuse other records.
+
+        ``metric`` is another one than the study's.
+        """
+        about, task = self.study.study, self.study.learned().with_metric(metric)
+        shape, own = about.feature_shape, list(federation.record_shape)
+        problem = f"is about records of shape {shape} and targets ({task}), not {own} and"
+        problem, remedy = f"{problem} {federation.task}", "name the study that the model belongs to"
+        check(fits(federation, self.study), f"study '{about.name}'", problem, remedy)
+        return for_task(federation, task)
+
+    def loaded(self) -> tuple[nn.Module, Tensor, dict[str, Tensor]]:
+        """Return the study's model with its released buffers, its parameters as one vector, and the
+        buffers. A file that is not a model of the study is refused.
+        """
+        model = self.study.build_model()
+        try:
+            vector, buffers = _read(_bytes(self.model), self.study, model, str(self.model))
+        except PeerError as error:
+            problem = f"is not a model of this study ({error.problem})"
+            remedy = "name a model and the study it belongs to"
+            raise DataError(str(self.model), problem, remedy) from error
+        write_buffers(model, buffers)
+        return model, vector, buffers
+
 
 def outcomes(folder: Path) -> list[Outcome]:
     """Return what has been delivered to a site, the newest last."""
@@ -171,6 +192,7 @@ def outcomes(folder: Path) -> list[Outcome]:
             study=StudyFile.from_file(path.parent / STUDY_FILE),
             model=path,
             private=path.with_name(PRIVATE) if path.with_name(PRIVATE).exists() else None,
+            delivered=True,
         )
         for path in models
     ]

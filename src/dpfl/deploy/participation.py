@@ -186,7 +186,7 @@ class Participation:
             self.tell(f"The server did not take this answer ({error}); it will ask if it needs it")
         self._inbox.empty()
         if asked is not None and asked.header.get("kind") == END:
-            self._worker.end()
+            self._worker.release()
 
     def _answered(self, message: FlowerMessage) -> tuple[Message | None, Message]:
         """Let the worker answer; return what was asked, if it can be read, and the answer.

@@ -1,7 +1,7 @@
 """A site with its records: read once, and again only when its file or its settings change."""
 
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -13,13 +13,14 @@ from dpfl.core.files import write_safely
 from dpfl.core.promise import SUMMED
 from dpfl.core.types import Plain, Unit
 from dpfl.data.building import ClientTable, arrays_of
+from dpfl.data.featured import with_features
 from dpfl.data.federation import Federation
 from dpfl.data.records import Shard
 from dpfl.data.schema import Schema
 from dpfl.data.tables import read_columns, read_file
+from dpfl.deploy.kept_records import Records as Records
 from dpfl.deploy.policy import check_offer
 from dpfl.deploy.site_folder import SiteFolder
-from dpfl.engine import make_engine
 from dpfl.engine.base import Engine
 from dpfl.methods import METHODS
 from dpfl.models import check_model
@@ -32,22 +33,6 @@ from dpfl.runs.site_file import SITE_FILE, SiteFile
 from dpfl.tasks import Regression, Task, make_task
 
 SCHEMA_FILE = "schema.toml"
-
-
-@dataclass
-class Records:
-    """The records of one site, kept between messages, and what they were read from.
-
-    ``learned`` are the same records with targets as the task of the last study takes them,
-    ``featured`` public features of them, as the last study's model takes them. ``engine`` keeps
-    what does not change between rounds.
-    """
-
-    key: object = None
-    federation: Federation | None = None
-    learned: Federation | None = None
-    featured: tuple[object, Federation] | None = None
-    engine: Engine = field(default_factory=lambda: make_engine("stacked"))
 
 
 class LoadedSite(SiteFolder):
@@ -134,9 +119,9 @@ class LoadedSite(SiteFolder):
         member, kept = self.member(study.learned()), self._records
         if features is None:
             return member
-        federation, key = self.federation(study.learned()), repr(features)
+        federation, key = self.federation(study.learned()), study.model.model_dump_json()
         if kept.featured is None or kept.featured[0] != key:
-            kept.featured = key, federation.with_features(features)
+            kept.featured = key, with_features(federation, features)
         made = kept.featured[1]
         return replace(member, shard=made.shards[self.id], inputs=made.inputs)
 

@@ -12,7 +12,7 @@
     site.log        what was agreed to, refused or went wrong; it may quote records
     sent.jsonl      everything that left the site: when, for which study and round, bytes and hash
     receipts.jsonl  the servers' signatures under the entries of the ledger
-    models/         the models of studies that have ended
+    models/         the models of studies that have ended, and what they are worth to the site
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ LEDGER, TOKEN, IDENTITY = "ledger.sqlite", "token", "identity.key"
 LOG, SENT = "site.log", "sent.jsonl"
 CONNECTED, INBOX, SITE_PROCESS = "connected.json", "inbox.bin", "site.pid"
 WORKER_LOG, SAYS = "worker.log", "says.txt"
+MODELS, FINISH = "models", "finish.json"
 
 
 class SiteFolder:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import json
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from dpfl.core.types import Plain
 from dpfl.deploy.processes import noted_process
-from dpfl.deploy.site_folder import SAYS, SITE_PROCESS, SiteFolder
+from dpfl.deploy.site_folder import FINISH, MODELS, SAYS, SITE_PROCESS, SiteFolder
 from dpfl.privacy.statement import Statement
 
 
@@ -17,6 +19,7 @@ class SiteStatus:
 
     ``says``: the last sentence on its screen.
     ``studies``: title and last charged round of each run.
+    ``finished``: by run, what its model and the personal finish are worth here, in a sentence.
     """
 
     site: str
@@ -24,6 +27,7 @@ class SiteStatus:
     says: str
     studies: dict[str, tuple[str, int | None]]
     spent: list[Statement]
+    finished: dict[str, str]
 
     @classmethod
     def of(cls, site: SiteFolder) -> SiteStatus:
@@ -34,14 +38,31 @@ class SiteStatus:
         running = noted_process(site.folder / SITE_PROCESS) is not None
         said = site.folder / SAYS
         says = said.read_text(errors="replace").strip() if running and said.exists() else ""
-        return cls(site=site.id, running=running, says=says, studies=studies, spent=site.spent())
+        return cls(
+            site=site.id,
+            running=running,
+            says=says,
+            studies=studies,
+            spent=site.spent(),
+            finished=_finished(site.folder),
+        )
 
     def to_dict(self) -> Plain:
         """Return plain values."""
         studies = [
-            {"run": run, "title": title, "last_round": last}
+            {"run": run, "title": title, "last_round": last, "finish": self.finished.get(run)}
             for run, (title, last) in self.studies.items()
         ]
         spent = [line.to_dict() for line in self.spent]
         state = {"site": self.site, "running": self.running, "says": self.says or None}
         return {**state, "studies": studies, "spent": spent}
+
+
+def _finished(folder: Path) -> dict[str, str]:
+    """The sentences of the personal finishes that are kept in a folder, by run."""
+    found = {}
+    for path in (folder / MODELS).glob(f"*/{FINISH}"):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # dpfl site evaluate mends it
+            values = json.loads(path.read_text())
+            found[str(values["run"])] = str(values["sentence"])
+    return found

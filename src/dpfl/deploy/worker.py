@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 from dpfl.core.errors import DataError, DpflError
-from dpfl.deploy.messages import Message, write_header
+from dpfl.deploy.messages import END, Message, write_header
 from dpfl.deploy.site_folder import WORKER_LOG
 from dpfl.runs.processes import end_with
 
@@ -33,6 +33,7 @@ class Worker:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
+        self._released: list[subprocess.Popen[bytes]] = []
         self.used = 0.0  # when it was last asked, by the monotonic clock
 
     @property
@@ -87,19 +88,26 @@ class Worker:
                 )
         return self._pipe
 
-    def end(self) -> int | None:
-        """End the worker, if there is one; return its exit code."""
-        process, pipe = self._process, self._pipe
+    def release(self) -> None:
+        """Let the worker end by itself, once it has done what it still does for its site."""
+        if self._pipe is not None:
+            self._pipe.close()  # the worker ends when nobody can ask it any more
+        known = (*self._released, *([] if self._process is None else [self._process]))
+        self._released = [process for process in known if process.poll() is None]
         self._process = self._pipe = None
-        if pipe is not None:
-            pipe.close()  # the worker ends when nobody can ask it any more
-        if process is None:
-            return None
-        try:
-            return process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
+
+    def end(self) -> int | None:
+        """End the worker and those that were released; return the exit code of the worker."""
+        last = self._process
+        self.release()
+        for process in self._released:
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._released = []
+        return None if last is None else last.returncode
 
 
 def main(folder: Path, pipe: Connection, parent: int) -> None:
@@ -122,6 +130,10 @@ def main(folder: Path, pipe: Connection, parent: int) -> None:
             answer = Message(header={FAILURE: told})
         pipe.send_bytes(write_header(answer.header).encode())
         pipe.send_bytes(answer.payload)
+        if message.header.get("kind") == END and answer.accepted:
+            from dpfl.deploy.finish import finish_delivered
+
+            finish_delivered(folder, records)  # how long it takes tells the server nothing
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from dpfl.core.layout import Layout
@@ -12,6 +13,7 @@ from dpfl.core.random import SecretRng
 from dpfl.core.types import Phase
 from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.models.checks import outputs_of
+from dpfl.numerics.clipping import LARGEST_NORM, squared_norms
 from dpfl.tasks import CLASSIFICATION, Task
 
 
@@ -70,3 +72,19 @@ class Engine(Protocol):
         Of a phase with ``sum_only`` come exact integers in double precision instead.
         """
         ...
+
+
+def batches_of(batch: Batch, size: int) -> list[Batch]:
+    """Cut a batch into smaller ones of this size; an empty one into none.
+
+    >>> [len(part.labels) for part in batches_of(Batch(torch.zeros(5, 2), torch.zeros(5)), 2)]
+    [2, 2, 1]
+    """
+    firsts = range(0, len(batch.labels), size)
+    parts = (slice(first, first + size) for first in firsts)
+    return [Batch(batch.features[part], batch.labels[part], batch.task) for part in parts]
+
+
+def within_bounds(features: Tensor) -> Tensor:
+    """Which records are finite and not too large."""
+    return squared_norms(features.flatten(1).to(torch.float32)) <= LARGEST_NORM**2

@@ -24,10 +24,10 @@ from torch.nn.modules.conv import _ConvNd
 from dpfl.core.layout import Layout
 from dpfl.core.phases import Clipping
 from dpfl.core.random import PublicSeed
-from dpfl.engine.base import Batch, Job
+from dpfl.engine.base import Batch, Job, batches_of, within_bounds
 from dpfl.engine.coverage import learned
 from dpfl.engine.layer_rules import LayerGradient, added
-from dpfl.engine.one_by_one import OneByOne, batches_of, within_bounds
+from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.trace import NotCovered, Trace, channels_last, slopes_channels_last
 from dpfl.models.checks import in_mode, outputs_of
 from dpfl.numerics.clipping import LARGEST_NORM, layer_factors

@@ -19,7 +19,7 @@ from dpfl.core.grid import LARGEST_SUM, Grid
 from dpfl.core.layout import Block, Layout
 from dpfl.core.phases import Clipping, Phase
 from dpfl.core.random import NoiseAhead, SecretRng
-from dpfl.engine.base import Batch, Job
+from dpfl.engine.base import Batch, Job, batches_of, within_bounds
 from dpfl.engine.process import check_arithmetic, failures_of, one_thread
 from dpfl.numerics.clipping import LARGEST_NORM, clip_factor, layer_factors, squared_norms
 from dpfl.plugs.sampling import PoissonBatches, sampler
@@ -248,17 +248,6 @@ def _places(block: Block) -> Tensor:
     return torch.arange(block.slice.start, block.slice.stop)
 
 
-def batches_of(batch: Batch, size: int) -> list[Batch]:
-    """Cut a batch into smaller ones of this size; an empty one into none.
-
-    >>> [len(part.labels) for part in batches_of(Batch(torch.zeros(5, 2), torch.zeros(5)), 2)]
-    [2, 2, 1]
-    """
-    firsts = range(0, len(batch.labels), size)
-    parts = (slice(first, first + size) for first in firsts)
-    return [Batch(batch.features[part], batch.labels[part], batch.task) for part in parts]
-
-
 def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
     """Gradients of the mean loss of a batch, by plain autograd; zero where nothing is used."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
@@ -267,8 +256,3 @@ def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Batch) ->
     wanted = list(leaves.values())
     found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
-
-
-def within_bounds(features: Tensor) -> Tensor:
-    """Which records are finite and not too large."""
-    return squared_norms(features.flatten(1).to(torch.float32)) <= LARGEST_NORM**2

@@ -110,7 +110,7 @@ class Description:
         if self.noise_multiplier:
             spread = " / ".join(f"{value:.3g}" for value in vars(self.noise_multiplier).values())
             facts += [["noise multiplier", f"{spread} (smallest / median / largest)"]]
-        facts += [["size", size]]
+        facts += [["size", size], *([f"planned: {k}", v] for k, v in self.forecast.planned)]
         facts += [["secure sum", self.secure_sum]] if self.secure_sum else []
         facts += [["assumption", assumption] for assumption in self.assumptions]
         facts += [
@@ -141,6 +141,8 @@ class Description:
             "bytes_down_per_client": self.bytes_down,
             "noise_to_signal": "infinite" if ratio == math.inf else ratio,
             "warning": self.forecast.warning,
+            "planned": dict(self.forecast.planned),
+            "reach": self.forecast.reach,
         }
 
 

@@ -54,9 +54,8 @@ class Published:
 
 
 def _spent(cost: PrivacyCost, times: int, delta: float) -> Spend:
-    """What so many rounds of this cost spend."""
-    history = [event.times(event.steps * times) for event in cost.events]
-    return spend(history, delta, adjacency=cost.adjacency)
+    """What the releases before round one and so many rounds of this cost spend."""
+    return spend(cost.times(times), delta, adjacency=cost.adjacency)
 
 
 def planned(sim: Simulation, observer: Observer) -> PlannedEpsilon:
@@ -66,7 +65,7 @@ def planned(sim: Simulation, observer: Observer) -> PlannedEpsilon:
     times = terms.rounds if strategy.amplifies(observer) else terms.participations
     epsilons, accountants, early = [], set(), 0
     for member in sim.members.values():
-        cost, budget, limit = agreement.cost(observer, member.participant), member.budget, math.inf
+        cost, budget, limit = agreement.plan(observer, member.participant), member.budget, math.inf
         delta = budget.delta if budget else USUAL_DELTA
         if budget and not strategy.local.hypothetical:
             enforced = (budget.observer or strategy.observer) in (observer, Observer.SERVER)

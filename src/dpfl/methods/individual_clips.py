@@ -32,12 +32,12 @@ Departures
 from dataclasses import dataclass
 
 from dpfl.core.types import Adjacency, ClientSettings, Observer, Unit
+from dpfl.plugs.fixed_denominator import FixedDenominator
 from dpfl.plugs.full_gradient import IndividualClips
 from dpfl.plugs.secure_sum import SecureSum
 from dpfl.plugs.selection import Everyone, Selection
 from dpfl.plugs.shared_gradient import SHARED
 from dpfl.plugs.step import LearningRate, ServerSgd
-from dpfl.plugs.weights import FixedDenominator
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import method
 from dpfl.strategy.record_level import ASSUMPTIONS, OWN_NOISE

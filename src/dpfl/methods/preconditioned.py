@@ -55,11 +55,12 @@ from dpfl.core.types import (
     Terms,
     Total,
 )
+from dpfl.plugs.fixed_denominator import FixedDenominator
 from dpfl.plugs.full_gradient import FullGradient, SharedFullGradient
 from dpfl.plugs.secure_sum import SecureSum
 from dpfl.plugs.shared_gradient import SHARED
-from dpfl.plugs.weights import EnrolledWeights, FixedDenominator, Weights
-from dpfl.privacy.calibrate import unsampled_multiplier
+from dpfl.plugs.weights import EnrolledWeights, Weights
+from dpfl.privacy.unsampled import unsampled_multiplier
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import method
 from dpfl.strategy.preconditioning import Planned

@@ -16,7 +16,8 @@ from dpfl.models.feature_map import ImageMap, join
 
 _CONTRAST = 1e-4  # added to the energy of a neighbourhood, for images between 0 and 1
 _FILTER, _STRIDE = 6, 2  # of random convolutions, in pixels
-_CORRELATION, _DISTANCE = 0.93, 6.0  # of the prior: between colours, and between pixels
+# Of the prior: correlation of colours, how far pixels are correlated, variance of white noise.
+_CORRELATION, _DISTANCE, _WHITE = 0.93, 6.0, 0.3
 _PATCH_CONTRAST, _THRESHOLD, _POOLED = 0.3, 0.7, 3
 _PRIOR_PATCHES = 4000  # by which filters are scaled
 _AT_ONCE = 64  # images whose responses stay in the cache
@@ -46,11 +47,11 @@ def gradient_histograms(
     length, windows = torch.hypot(across, down), []
     for centre in range(orientations + 1):  # one at a time: small enough for the cache
         near = (angle - centre).abs_().neg_().add_(1).clamp_(min=0).mul_(length)
-        windows.append(F.avg_pool2d(F.pad(near, (cell // 2,) * 4), 2 * cell, cell))
+        windows.append(F.avg_pool2d(F.pad(near[:, None], (cell // 2,) * 4), 2 * cell, cell))
     windows[0] += windows.pop()  # a whole turn is no turn
-    found = torch.stack(windows, 1)
-    energy = F.avg_pool2d(F.pad(found.square().sum(1), (1, 1, 1, 1)), 3, 1)
-    return found.div_((energy + _CONTRAST).sqrt_()[:, None]).clamp_(max=1.0)
+    found = torch.cat(windows, 1)
+    energy = F.avg_pool2d(F.pad(found.square().sum(1, keepdim=True), (1, 1, 1, 1)), 3, 1)
+    return found.div_((energy + _CONTRAST).sqrt_()).clamp_(max=1.0)
 
 
 def opponent_histograms(images: Tensor, cells: int = 4) -> Tensor:
@@ -68,24 +69,26 @@ def opponent_histograms(images: Tensor, cells: int = 4) -> Tensor:
 def random_filters(channels: int, count: int) -> Tensor:
     """Draw filters (count, channels, 6, 6) that are random directions of whitened patches.
 
-    Patches are whitened by a public prior: the correlation of two pixels falls with their distance
-    as exp(-distance / 6), and is 0.93 between colours. The filters have mean 0, and respond to
-    patches of the prior, scaled to norm 1, with deviation 1. The seed is fixed.
+    Patches are whitened by a public prior: the covariance of two pixels falls with their distance
+    as exp(-distance / 6), is 0.93 between colours, and white noise of variance 0.3 is added. The
+    filters have mean 0, and respond to patches of the prior, scaled to norm 1, with deviation 1.
+    The seed is fixed.
     """
     generator, numbers = _SEED.child(channels).generator(), channels * _FILTER**2
     places = torch.cartesian_prod(*[torch.arange(_FILTER, dtype=torch.float64)] * 2)
     colours = torch.full((channels, channels), _CORRELATION, dtype=torch.float64)
     colours.fill_diagonal_(1.0)
     prior = torch.kron(colours, torch.exp(-torch.cdist(places, places) / _DISTANCE))
-    root = torch.linalg.cholesky(prior + 1e-6 * torch.eye(numbers))
+    root = torch.linalg.cholesky(prior + _WHITE * torch.eye(numbers))
 
-    def signs(rows: int) -> Tensor:
-        drawn = torch.randint(2, (numbers, rows), generator=generator)
-        return 2 * drawn.to(torch.float64) - 1
+    def normals(columns: int) -> Tensor:  # public constants, not noise that protects anyone
+        uniform = torch.rand(numbers, columns, generator=generator, dtype=torch.float64)
+        drawn: Tensor = torch.special.ndtri(uniform)
+        return drawn
 
-    filters = torch.linalg.solve_triangular(root.T, signs(count), upper=True).T
+    filters = torch.linalg.solve_triangular(root.T, normals(count), upper=True).T
     filters = filters - filters.mean(1, keepdim=True)
-    patches = (root @ signs(_PRIOR_PATCHES)).T
+    patches = (root @ normals(_PRIOR_PATCHES)).T
     patches = F.normalize(patches - patches.mean(1, keepdim=True))
     scaled: Tensor = filters / (patches @ filters.T).std(0)[:, None]
     return scaled.to(torch.float32).view(count, channels, _FILTER, _FILTER)
@@ -145,17 +148,19 @@ class FineHog(ImageMap):
 
 
 class SmallHog(ImageMap):
-    """Small grey images (digits): gradient histograms at four times the size, and pixels.
+    """Small grey images (digits): gradient histograms at four times the size, and pooled pixels.
 
-    There are 8 orientations in cells of 2 x 2 pixels: 192 numbers for 8 x 8 pixels.
+    There are 8 orientations, in cells of one pixel that are averaged over 2 x 2 of them: 144
+    numbers for 8 x 8 pixels.
     """
 
     multiple = 2
 
     def image_features(self, images: Tensor) -> Tensor:
-        """Return histograms, and pixels at weight 0.7."""
+        """Return histograms, and means of 2 x 2 pixels at weight 0.8."""
         large = F.interpolate(images, scale_factor=4, mode="bilinear")
-        return join((1.0, gradient_histograms(large, cell=8)), (0.7, images))
+        histograms = F.avg_pool2d(gradient_histograms(large), 2)
+        return join((1.0, histograms), (0.8, F.avg_pool2d(images, 2)))
 
 
 class FineHogConvolutions(FineHog):

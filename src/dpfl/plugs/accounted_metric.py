@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from dpfl.core.checks import check, share, whole_number
 from dpfl.plugs.measures import Estimate, Measure, make_measure
-from dpfl.plugs.releases import Shares
+from dpfl.plugs.release_costs import Shares
 from dpfl.tasks import Task
 
 

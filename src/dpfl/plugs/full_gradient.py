@@ -13,6 +13,7 @@ Over a secure sum all clients' noise is one noise, and everyone adds z_i times l
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -25,8 +26,8 @@ from dpfl.core.types import Claims, ClientSettings, Terms, Unit
 from dpfl.plugs.base import SUM_DELTA, Participant, claiming
 from dpfl.plugs.local_work import DpSgd
 from dpfl.plugs.shared_gradient import SharedGradient
-from dpfl.privacy.calibrate import unsampled_multiplier
 from dpfl.privacy.exposure import Exposure
+from dpfl.privacy.unsampled import unsampled_multiplier
 
 ALL = 1 << 40  # more records than anybody has
 
@@ -89,6 +90,13 @@ class FullGradient(DpSgd):
         delta = budget.delta * (1 - aside)
         return 1 / unsampled_multiplier(target, delta, budget.accountant, numbers)
 
+    def _can_plan(self, terms: Terms, participant: Participant) -> bool:
+        """Whether claims lead to a plan: a client without one takes no part, and stops nobody."""
+        try:
+            return bool(self.phases(terms, participant))
+        except PrivacyRefusal:
+            return False
+
     def _units(self, participant: Participant) -> int:
         """How many contributions the participant adds up."""
         return 1 if self.whole else participant.examples
@@ -125,13 +133,16 @@ class SharedFullGradient(FullGradient, SharedGradient):
     """
 
     own_scale: ClassVar[bool] = True
+    own_noise: ClassVar[bool] = True
 
     def plan_sum(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
         """Settle the common noise, one clip, and what the sum is divided by, from all claims.
 
         Releases have a common noise of their bound; measurements one that every claim allows.
         """
-        members = claiming(claims)
+        members = [who for who in claiming(claims) if self._can_plan(terms, who)]
+        remedy = "one noise level for all needs one"
+        check(bool(members), "secure sum", "no client can plan its noise", remedy, PrivacyRefusal)
         measured = [self.release_noise(terms, who)[: terms.measured] for who in members]
         common = tuple(map(max, zip(*measured, strict=True)))
         ones = (1.0,) * (len(terms.releases) - terms.measured)
@@ -178,13 +189,18 @@ class IndividualClips(SharedGradient):
     *Formal guarantees.* As :class:`SharedGradient`, with the client's own clip and multiplier.
     """
 
+    own_noise: ClassVar[bool] = True
+
     def plan_sum(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
         """Settle the common noise over the mean clip, and the expected batch of all clients."""
         levels: list[tuple[float, float]] = []
         expected = 0.0
         for who in claiming(claims):
-            levels.append((who.examples, self._own_noise(terms, who)))
-            expected += self.batches(who).expected_size
+            with suppress(PrivacyRefusal):  # a client that cannot plan stops nobody
+                levels.append((who.examples, self._own_noise(terms, who)))
+                expected += self.batches(who).expected_size
+        remedy = "one noise level for all needs one"
+        check(bool(levels), "secure sum", "no client can plan its noise", remedy, PrivacyRefusal)
         records = math.fsum(count for count, _ in levels)
         whole = records / math.fsum(count / noise for count, noise in levels)
         return replace(terms, noise_multiplier=whole, denominator=expected)

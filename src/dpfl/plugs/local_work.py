@@ -13,7 +13,7 @@ from dpfl.core.grid import Grid, multiplier_for
 from dpfl.core.phases import CLIPPINGS, Clipping, Phase, check_optimiser
 from dpfl.core.types import Budget, Claims, ClientSettings, Terms, Unit
 from dpfl.plugs.base import Participant, Plug, claiming
-from dpfl.plugs.releases import calibrate_rounds, release_noise
+from dpfl.plugs.release_costs import calibrate_rounds, release_noise
 from dpfl.plugs.sampling import PoissonBatches, sampler, steps_per_epoch
 from dpfl.privacy.budgets import SPENDINGS, Spending, planned_epsilon
 from dpfl.privacy.events import Event
@@ -35,6 +35,7 @@ class LocalWork(Plug):
     shares_noise: ClassVar[bool] = False  # its noise is a share of that in a secure sum
     cut_off: ClassVar[int | None] = None  # where its integers are cut off, before noise
     own_scale: ClassVar[bool] = False  # in a sum, every client's own budget scales what it adds
+    own_noise: ClassVar[bool] = False  # in a sum, every client has a multiplier of its own
     whole: bool = False  # one contribution a client is clipped, its mean
 
     @property

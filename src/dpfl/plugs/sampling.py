@@ -158,7 +158,7 @@ def _poisson(
 class FullBatches(PoissonBatches):
     """Every step takes all records, each in its place: nothing is drawn, and nothing amplified.
 
-    ``batch_size`` does not matter. Of a ``whole`` client there is one contribution, its mean.
+    ``batch_size`` is ``examples``. Of a ``whole`` client there is one contribution, its mean.
 
     *Formal guarantees.* A record that is replaced by nothing keeps its place and contributes zero,
     so that no other record's contribution changes. Contributions are added up in double precision,
@@ -168,19 +168,9 @@ class FullBatches(PoissonBatches):
     whole: bool = False
 
     @property
-    def _units(self) -> int:
-        """How many contributions are clipped and added up."""
-        return 1 if self.whole else self.examples
-
-    @property
     def expected_size(self) -> float:
-        """What the sum of contributions is divided by."""
-        return float(self._units)
-
-    @property
-    def rate(self) -> float:
-        """Every record takes part in every step."""
-        return 1.0
+        """How many contributions are added up: what their sum is divided by."""
+        return 1.0 if self.whole else float(self.examples)
 
     def draw(self, rng: SecretRng, steps: int) -> Draw:
         """Return all records for every step."""
@@ -189,7 +179,8 @@ class FullBatches(PoissonBatches):
     def event(self, noise_multiplier: float, steps: int, parameters: int) -> Event:
         """What ``steps`` noisy clipped sums over all records release of one record."""
         widening = noise_multiplier * math.sqrt(parameters) / SCALE
-        bound = 1 + self._units * (self._units + 3) * DOUBLE_SUM + widening
+        count = self.expected_size
+        bound = 1 + count * (count + 3) * DOUBLE_SUM + widening
         numbers = parameters if noise_multiplier > 0 else 0
         return Event(noise_multiplier=noise_multiplier / bound, steps=steps, numbers=numbers)
 
@@ -258,7 +249,7 @@ def sampler(phase: Phase, examples: int) -> PoissonBatches | ShuffledBatches:
     if phase.sampling == "shuffle":
         return ShuffledBatches(examples, phase.batch_size)
     if phase.sampling == "full":
-        return FullBatches(examples, phase.batch_size, phase.whole)
+        return FullBatches(examples, examples, phase.whole)
     return PoissonBatches(examples, phase.batch_size)
 
 

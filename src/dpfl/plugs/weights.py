@@ -187,33 +187,6 @@ class EnrolledWeights(Weights):
         return self._constants(claims)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FixedDenominator(Weights):
-    """1 / (a public number that claims settle), whoever arrives: clients scale what they add.
-
-    Left out, ``denominator`` is that of the terms.
-    """
-
-    denominator: float | None = None
-    needs_rows: ClassVar[bool] = False
-    constant: ClassVar[bool] = True
-
-    def check_terms(self, terms: Terms, client: str) -> None:
-        """Refuse a denominator that nothing can be divided by."""
-        good = math.isfinite(terms.denominator) and terms.denominator > 0
-        problem = f"hold a denominator of {terms.denominator}"
-        check(good, "terms", problem, "enrol again", PeerError)
-
-    def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
-        """Return the constant for everyone."""
-        weight = 1 / planned(self.denominator, "weights")
-        return torch.full((len(received.cohort),), weight), state, {}
-
-    def value(self, terms: Terms) -> float:
-        """Return what the sum is multiplied by."""
-        return 1 / (terms.denominator or 1.0)
-
-
 def own_weight(weights: Sequence[tuple[str, float]], client: str) -> float:
     """Look up a client's own weight; weights that no enrolment can have settled are refused.
 

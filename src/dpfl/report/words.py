@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from dpfl.core.promise import colluding
 from dpfl.core.types import Adjacency, Observer, Promise
+from dpfl.engine.personal_finish import FinishScores, Verdict, finish_means
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs.result import Summary
@@ -109,6 +110,26 @@ def _rounded_up(factor: float) -> str:
         return str(10 * math.ceil(factor / 10))
     digits = 2 - math.floor(math.log10(factor))
     return f"{math.ceil(factor * 10**digits) / 10**digits:.{digits}f}"
+
+
+# -- what clients get ------------------------------------------------------------------------------
+
+
+def finish_in_words(finish: Mapping[str, FinishScores], clients: int) -> str:
+    """Say what sites get on average, and how many get nothing from federating.
+
+    ``clients`` is how many there are; where ``finish`` has fewer, they are a sample.
+    """
+    metric = MetricWords(next(iter(finish.values())).metric)
+    local, common, both = map(metric.show, finish_means(finish))
+    nothing = sum(one.verdict is Verdict.NOTHING for one in finish.values())
+    means = f"{local} with own records alone, {common} with the common model, {both} with both"
+    left = "a fixed sample, without sites whose test records do not define the metric"
+    sample = (
+        f" Shown are {len(finish)} of {clients} sites: {left}." if len(finish) < clients else ""
+    )
+    bought = f"Federating buys nothing for {nothing} of {count(len(finish), 'site')}"
+    return f"Mean {metric.words} over sites: {means}. {bought}, within a standard error.{sample}"
 
 
 # -- numbers ---------------------------------------------------------------------------------------

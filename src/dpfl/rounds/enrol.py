@@ -11,14 +11,14 @@ from torch import Tensor
 from dpfl.core.checks import check
 from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
-from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, Observer, Phase, State, Terms, Unit, Who
 from dpfl.plugs.base import Participant
-from dpfl.plugs.releases import Shares, release_history
+from dpfl.plugs.release_costs import Shares, release_history
 from dpfl.plugs.weights import own_weight
 from dpfl.privacy.costs import PrivacyCost
-from dpfl.privacy.ledger import Ledger
 from dpfl.rounds.memory import Memory
+from dpfl.rounds.run import Run as Run
+from dpfl.rounds.run import secret_for as secret_for
 from dpfl.rounds.sums import SumPlan, sum_plan, upload_grid
 from dpfl.strategy import Strategy
 
@@ -145,62 +145,11 @@ class Agreement(Memory):
         return [(server, frozenset({Observer.SERVER})), (world, frozenset({Observer.WORLD}))]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run(Memory):
-    """Which run this is, where it is charged, and where its randomness comes from (None: the
-    operating system).
-
-    ``populations`` names the account under which each client is charged against the world,
-    ``covered`` whose plans cover all rounds.
-    """
-
-    name: str
-    ledger: Ledger
-    seed: PublicSeed | None
-    public: PublicSeed
-    populations: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    covered: set[str] = field(default_factory=set, compare=False, repr=False)
-
-    def planned(self, observer: Observer) -> dict[str, int]:
-        """How many rounds each account has committed to at most, against an adversary; read once,
-        then kept up to date.
-        """
-        return self.once(observer, self.ledger.planned, self.name, observer)
-
-    def secret(self, *labels: str | int) -> SecretRng:
-        """Make the secret generator for a named purpose: seeded in a simulation, fresh from the
-        system otherwise.
-        """
-        return secret_for(self.seed, *labels)
-
-    def round_seed(self, round_: int) -> PublicSeed:
-        """The public randomness of a round (projections, channel gains): shared, but known to
-        nobody before the round.
-
-        Without a seed it comes from the operating system, so that no data can have been chosen with
-        it in mind.
-        """
-        if self.seed is None:
-            return SecretRng.from_system().secret_seed()
-        return self.public.child("round", round_)
-
-    def draw_token(self, *labels: str | int) -> str:
-        """Name the randomness a charge pays for; empty where it cannot be repeated."""
-        return "" if self.seed is None else f"{self.seed.child(*labels).value:x}"
-
-
 def in_round(plan: PrivacyCost, round_: int) -> PrivacyCost:
     """What a plan charges for a round, or for a release before round one."""
     if round_ < 0:
         return plan.of_releases[round_]
     return plan.of_round if plan.before else plan
-
-
-def secret_for(seed: PublicSeed | None, *labels: str | int) -> SecretRng:
-    """A secret generator: from a simulation's seed, or from the operating system if there is
-    none.
-    """
-    return SecretRng.from_system() if seed is None else SecretRng.simulated(seed.child(*labels))
 
 
 def enrol(

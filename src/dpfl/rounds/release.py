@@ -6,13 +6,14 @@ server turns the answers into a public buffer of the model.
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.grid import LARGEST_RELEASE, Grid
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Adjacency, Claims, Cohort, Metrics, State
@@ -152,7 +153,9 @@ def _units(agreement: Agreement, claims: Claims) -> int:
 def _claimed_noise(agreement: Agreement, round_: int, client: str, claims: Claims) -> float:
     """The noise multiplier of a release that a client's claims lead to; infinite if to none."""
     found = claiming({client: claims}, some=False)
-    return agreement.release_noise(round_, found[0]) if found else math.inf
+    with suppress(PrivacyRefusal):  # claims that nobody could plan with
+        return agreement.release_noise(round_, found[0]) if found else math.inf
+    return math.inf
 
 
 def _written(

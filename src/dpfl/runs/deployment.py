@@ -14,11 +14,11 @@ from dpfl.core.types import Plain, Unit, unit_called
 from dpfl.data.schema import Schema
 from dpfl.methods import METHODS
 from dpfl.plugs.accounted_metric import AccountedMetric
-from dpfl.plugs.releases import Shares
+from dpfl.plugs.release_costs import Shares
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs import sections
 from dpfl.runs.accounted_section import AccountedSection
-from dpfl.runs.experiment import with_own_model
+from dpfl.runs.for_method import with_own_model
 from dpfl.runs.study_section import StudySection as StudySection
 from dpfl.runs.study_section import site_task as site_task
 from dpfl.runs.toml_file import Section, TomlFile, read_toml

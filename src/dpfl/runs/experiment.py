@@ -21,13 +21,15 @@ from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
 from dpfl.engine import ENGINES
 from dpfl.engine.process import check_device
-from dpfl.methods import METHODS, find
+from dpfl.methods import find
 from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.plugs.figures import FigureSpec
 from dpfl.privacy.budgets import make_budgets
 from dpfl.rounds.members import honest_members
 from dpfl.runs import sections
 from dpfl.runs.accounted_section import AccountedSection
+from dpfl.runs.for_method import for_method as for_method
+from dpfl.runs.for_method import with_own_model
 from dpfl.runs.toml_file import TomlFile
 from dpfl.strategy import Strategy
 from dpfl.strategy.preconditioning import strategy_signal
@@ -245,34 +247,3 @@ class Experiment(TomlFile):
         settings = self.partition.model_dump(exclude={"clients", "kind", "validation"})
         partition, learned = Partition(**settings, kind=kind), self.learned(dataset.learned)
         return Federation.from_dataset(dataset, partition, clients, seed, learned)
-
-
-def with_own_model(values: Any) -> Any:
-    """Return the values of a file with the model that its method brings along, if it does."""
-    method = values.get("method") if isinstance(values, dict) else None
-    name = str(method.get("name")) if isinstance(method, dict) else ""
-    own = METHODS[name].model if name in METHODS else None
-    if own is None:
-        return values
-    given = values.get("model", {})
-    return {**values, "model": {**own, **given}} if isinstance(given, dict) else values
-
-
-def for_method(values: Plain, method: str, *, compared: bool = True) -> Plain:
-    """Return the same experiment for another method; settings that only the other methods have are
-    left out.
-
-    With ``compared``, references and baselines, which others are held against, are run without a
-    secure sum.
-    """
-    found = find(method)
-    kept = {k: value for k, value in values.get("method", {}).items() if k in found.settings}
-    same = {**values, "method": {**kept, "name": method}}
-    if found.model is not None:  # it brings its own model and plans its own rounds and step
-        given = values.get("model", {})
-        same["model"] = {k: given[k] for k in ("features",) if k in given}
-        same["run"] = {k: own for k, own in values.get("run", {}).items() if k != "rounds"}
-        same.pop("server", None)
-    if compared and (found.reference or found.baseline):
-        same.pop("secure_sum", None)
-    return same

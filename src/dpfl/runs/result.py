@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self, TypedDict
 
@@ -14,6 +14,7 @@ from dpfl.core.errors import FolderError, read_problem
 from dpfl.core.types import Adjacency, Observer, Plain, Promise, Unit
 from dpfl.core.version import __version__
 from dpfl.engine.evaluation import Scores
+from dpfl.engine.personal_finish import FinishScores
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import RaisedFlag
 from dpfl.privacy.statement import Statement
@@ -123,10 +124,11 @@ class Summary:
 
     ``promise`` says what every epsilon here is about, ``flags`` what limits the guarantee, and
     ``assumptions`` what it rests on. ``scores`` are measured on the clients' test records and are
-    not accounted for; ``tested`` says of whose model they are. ``epsilon`` condenses
-    ``statements``, one for each client, and is None where nobody is protected;
-    ``epsilon_against`` holds the same for every adversary that is charged apart. ``clients_left``
-    names clients whose budget ran out before the run ended.
+    not accounted for; ``tested`` says of whose model they are. ``finish`` is what clients get on
+    their own test records alone, from the common model and from both, by client (simulation only,
+    and not accounted for). ``epsilon`` condenses ``statements``, one for each client, and is None
+    where nobody is protected; ``epsilon_against`` holds the same for every adversary that is
+    charged apart. ``clients_left`` names clients whose budget ran out before the run ended.
     """
 
     method: str
@@ -147,6 +149,7 @@ class Summary:
     bytes_down: int
     statements: tuple[Statement, ...]
     seconds: float
+    finish: Mapping[str, FinishScores] = field(default_factory=dict)
     version: str = __version__
 
     @property
@@ -162,6 +165,7 @@ class Summary:
     def to_dict(self) -> Plain:
         """Return plain values, as they are written to ``summary.json``."""
         plain = "method run clients parameters bytes_up payload_bytes_up bytes_down"
+        finish = {client: own.to_dict() for client, own in self.finish.items()}
         return {
             "format": SUMMARY_FORMAT,
             "dpfl": self.version,
@@ -172,6 +176,7 @@ class Summary:
             "rounds": dict(vars(self.rounds)),
             **self.scores.to_dict(),
             "tested": str(self.tested),
+            **({"finish": finish} if finish else {}),
             "epsilon": self.epsilon.to_dict() if self.epsilon else {},
             "epsilon_by_observer": {str(o): e.to_dict() for o, e in self.epsilon_against.items()},
             "clients_left": list(self.clients_left),
@@ -193,10 +198,12 @@ class Summary:
         try:
             against = values.get("epsilon_by_observer", {})
             spreads = ((o, EpsilonSpread.from_dict(told)) for o, told in against.items())
+            finish = dict(values.get("finish", {})).items()  # earlier versions have none
             own = {
                 "version": str(values.get("dpfl", "0.1")),
                 "promise": values,
                 "scores": Scores.from_dict(values),
+                "finish": {client: FinishScores.from_dict(told) for client, told in finish},
                 "flags": [*map(RaisedFlag.from_dict, values.get("flags", values.get("stamps")))],
                 "epsilon": EpsilonSpread.from_dict(values["epsilon"]),
                 "epsilon_against": {o: spread for o, spread in spreads if spread is not None},

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Observer, Promise
 from dpfl.plugs.base import Gain
+from dpfl.plugs.sampling import PoissonBatches, sampler
 from dpfl.plugs.update_noise import noise_variance, step_responses
 from dpfl.rounds import Agreement
 from dpfl.rounds.members import Member
@@ -34,13 +35,18 @@ class NoiseForecast:
     """One method on one federation, before anything is run.
 
     ``noise_to_signal`` is None where no closed form is known. ``reference`` methods are shown
-    beside others, and never recommended.
+    beside others, and never recommended. Of a method that plans itself, ``reach`` is how many times
+    its signal exceeds the noise on all parameters, ``planned`` what follows from it, and ``said``
+    its own warning.
     """
 
     method: str
     promise: Promise
     noise_to_signal: float | None
     reference: bool = False
+    reach: float | None = None
+    planned: tuple[tuple[str, str], ...] = ()
+    said: str = ""
 
     @property
     def drowned(self) -> bool:
@@ -50,6 +56,8 @@ class NoiseForecast:
     @property
     def warning(self) -> str:
         """What to say where the noise drowns the signal, and what would help; empty elsewhere."""
+        if self.reach is not None:
+            return f"{self.said}; {REMEDY}" if self.said else ""
         if not self.drowned:
             return ""
         times = f"{self.noise_to_signal:.3g} times the longest possible signal"
@@ -67,21 +75,44 @@ def forecast(
     seed = (public or PublicSeed(0)).child("run")
     if strategy.observer is Observer.NOBODY:
         ratio: float | None = 0.0
-    elif strategy.unit.of_data:
+    elif strategy.unit.of_data or strategy.local.private:
         ratio = _records(agreement, members)
     else:
         ratio = _clients(agreement, members, seed)
+    recipe, numbers = strategy.recipe, dict(agreement.terms.recipe)
     return NoiseForecast(
         method=strategy.name,
         promise=strategy.promise,
         noise_to_signal=ratio,
         reference=any(flag.reference for flag in strategy.flags),
+        reach=None if recipe is None else recipe.reach(numbers),
+        planned=() if recipe is None else tuple(recipe.words(numbers)),
+        said="" if recipe is None else recipe.warning(numbers),
     )
+
+
+def _shared(agreement: Agreement, members: Mapping[str, Member]) -> float:
+    """The ratio over a secure sum where budgets scale what clients add: of one noise for all,
+    sqrt(D k / h) / sum of (records of a step / z_i).
+    """
+    signal = 0.0
+    for member in members.values():
+        (phase,) = agreement.phases(member.participant)
+        batches = sampler(phase, member.participant.examples)
+        assert isinstance(batches, PoissonBatches)
+        signal += batches.expected_size / phase.noise_multiplier
+    group = agreement.strategy.channel.group(agreement.terms.population)
+    counted = 1.0 if group is None else group.members / group.honest
+    # A few clients may stand for all of them.
+    signal *= agreement.terms.population / max(1, len(members))
+    return math.sqrt(agreement.layout.size * counted) / signal
 
 
 def _records(agreement: Agreement, members: Mapping[str, Member]) -> float:
     """The ratio where each client adds noise to its own records' gradients."""
     strategy, layout, terms = agreement.strategy, agreement.layout, agreement.terms
+    if strategy.local.own_noise:
+        return _shared(agreement, members)
     ids, noise, signal = sorted(members), {}, {}
     for client in ids:
         participant = members[client].participant

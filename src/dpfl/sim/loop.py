@@ -8,7 +8,7 @@ closed. Its record, its seconds and a checkpoint are on disk before the next rou
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -18,11 +18,10 @@ from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.types import Observer, Plain, State
 from dpfl.data.federation import Federation
-from dpfl.engine.evaluation import Evaluation, Scores
+from dpfl.engine.evaluation import Scores
 from dpfl.models import check_model
-from dpfl.models.preconditioning import split_features
 from dpfl.plugs.accounted_metric import AccountedMetric
-from dpfl.plugs.releases import Shares
+from dpfl.plugs.release_costs import Shares
 from dpfl.privacy.flags import RaisedFlag
 from dpfl.rounds import (
     Plan,
@@ -41,13 +40,14 @@ from dpfl.rounds import (
 )
 from dpfl.rounds.enrol import planned_rounds, secret_for
 from dpfl.rounds.measure import planned_measurement
-from dpfl.rounds.members import Member, check_budget, false_claims, honest_members
+from dpfl.rounds.members import check_budget, false_claims, honest_members
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import RoundCount, Summary
 from dpfl.sim import truth
 from dpfl.sim.ray_workers import RayWorkers, run_secret
 from dpfl.sim.summary import summarise
+from dpfl.sim.trained_part import TrainedPart
 from dpfl.sim.workers import Pool, Worker, Workers
 from dpfl.strategy import Strategy
 
@@ -123,9 +123,9 @@ class Simulation:
         self.planned = self.agreement.terms.rounds
         self.strategy = self.agreement.strategy  # with nothing left open
         self._admit = charging(self.agreement, run)
-        self._features, self._trained = split_features(self.model)
-        if self._features is None:
-            self.evaluation  # noqa: B018 - refuses test records that cannot be scored
+        self.work = TrainedPart(
+            model=self.model, layout=self.layout, federation=federation, device=self.device
+        )
         self.state: State = first_state(self.agreement, self.layout.read(self.model))
         self.private: dict[str, Tensor] = {}  # what stays at clients, by client
         self.history: list[RoundRecord] = []
@@ -133,24 +133,6 @@ class Simulation:
         if self.protects:
             budgets = {c: m.budget for c, m in self.members.items() if m.budget is not None}
             run.ledger.set_budgets(budgets, unit=strategy.unit, observer=strategy.observer)
-
-    @cached_property
-    def _featured(self) -> Federation:
-        """The federation with public features in place of records, where the model has some."""
-        return self.federation.with_features(self._features)
-
-    @cached_property
-    def _workforce(self) -> dict[str, Member]:
-        """The members with the records that local work is done on."""
-        shards = self._featured.shards
-        inputs = self._featured.inputs
-        return {c: replace(m, shard=shards[c], inputs=inputs) for c, m in self.members.items()}
-
-    @cached_property
-    def evaluation(self) -> Evaluation:
-        """How models are tested on all test records."""
-        model, layout, federation = self._trained, self.layout, self._featured
-        return Evaluation(model=model, layout=layout, federation=federation, device=self.device)
 
     @property
     def protects(self) -> bool:
@@ -204,9 +186,9 @@ class Simulation:
         """Who computes the clients' part: this process, a pool of processes, or a Ray cluster."""
         seed, on_ray, count = self.run.seed, self.engine == "ray", self.workers
         secret = partial(secret_for, run_secret(seed) if on_ray else seed, "client")
-        agreement, name, model = self.agreement, self.run.name, self._trained
+        agreement, name, model = self.agreement, self.run.name, self.work.model
         workshop = partial(Workshop, agreement=agreement, run=name, model=model, secret=secret)
-        worker = Worker(workshop, self.engine, self.device, self._workforce)
+        worker = Worker(workshop, self.engine, self.device, self.work.members(self.members))
         if on_ray:
             return RayWorkers(worker, count)
         return Pool(worker, count) if count > 1 else Workers(worker)
@@ -239,14 +221,8 @@ class Simulation:
         if done > 0 and (done % self.evaluate_every == 0 or done == self.planned):
             record = replace(record, scores=self.evaluate())
         if self.accounted is not None and self.accounted.is_due(done):
-            asked = (
-                self.agreement,
-                self.state,
-                self.run,
-                self._admit,
-                self._workforce,
-                self._trained,
-            )
+            own = self._admit, self.work.members(self.members), self.work.model
+            asked = self.agreement, self.state, self.run, *own
             record = replace(record, measured=planned_measurement(self.accounted, *asked))
         marks.append(time.perf_counter())
         return record
@@ -279,4 +255,4 @@ class Simulation:
         """
         write_buffers(self.model, self.state.buffers)
         personal, private = self.strategy.personal, self.private
-        return self.evaluation(self.published(), personal, private, details=details)
+        return self.work.evaluation(self.published(), personal, private, details=details)

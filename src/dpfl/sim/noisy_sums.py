@@ -21,7 +21,7 @@ from dpfl.data.federation import Federation
 from dpfl.models import check_model
 from dpfl.plugs.channels import Channel, Digital
 from dpfl.plugs.measures import Measure, measured_exposure
-from dpfl.plugs.releases import release_noise
+from dpfl.plugs.release_costs import release_noise
 from dpfl.privacy.accountant import Spend, spend
 from dpfl.privacy.costs import Charge, PrivacyCost, PrivacyPlan
 from dpfl.privacy.flags import Flag

@@ -11,6 +11,7 @@ from dpfl.privacy.flags import Flag, RaisedFlag, public_note
 from dpfl.privacy.statement import Statement, statement
 from dpfl.runs.model_card import ModelCard
 from dpfl.runs.result import EpsilonSpread, ModelTested, RoundCount, Summary, total_bytes
+from dpfl.sim.finish import finish_scores
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +42,7 @@ def summarise(
         rounds=rounds,
         scores=simulation.evaluate(details=True),
         tested=ModelTested.COMMON if strategy.personal is None else ModelTested.PERSONAL,
+        finish=finish_scores(simulation),
         epsilon=EpsilonSpread.of(lines),
         epsilon_against=_epsilon_against(simulation, lines),
         clients_left=tuple(sorted(left.union(*(line.left for line in history)))),
@@ -111,7 +113,7 @@ def _flags(simulation: Simulation) -> tuple[RaisedFlag, ...]:
     """
     named = (f"{client} (x {factor:g})" for client, factor in simulation.misreports.items())
     misreports, weak = ", ".join(sorted(named)), _weak_deltas(simulation)
-    lacking = simulation.evaluation.lacking
+    lacking = simulation.work.evaluation.lacking
     history, silent = simulation.history, sum(line.silent for line in simulation.history)
     raised: dict[RaisedFlag, object] = {
         # this run, or an earlier one from the same accounts

@@ -6,7 +6,7 @@ matters is the signal ::
     S = sqrt(sum (mu_i n_i)^2)                    every client's own noise
     S = sum(mu_i sqrt(h) n_i) / sqrt(k)           k clients over a secure sum that count on h shares
 
-The constants were chosen once, on other seeds of public data sets, and are not tuned per run.
+What follows from it is in :mod:`dpfl.strategy.planning_rules`.
 """
 
 import math
@@ -26,7 +26,8 @@ from dpfl.plugs.preconditioning import Standardising, UnitMean, Whitening
 from dpfl.plugs.releases import Release
 from dpfl.plugs.selection import Selection
 from dpfl.plugs.step import LearningRate, ServerSgd
-from dpfl.privacy.calibrate import unsampled_multiplier
+from dpfl.privacy.unsampled import unsampled_multiplier
+from dpfl.strategy.planning_rules import MOST_WHITENED, Rules
 from dpfl.strategy.recipe import Numbers, Recipe, checked_numbers
 from dpfl.strategy.slots import Slots
 
@@ -39,52 +40,6 @@ WHOLE_CLIENTS = (
 )
 _NAMES = ("rounds", "clip", "lr", "mean_share", "second_share", "signal", "reach")
 S = TypeVar("S", bound=Slots)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """What follows from the signal S, for ``size`` features and so many ``classes``."""
-
-    kind: Kind
-    size: int
-    classes: int
-    whole: bool = False  # whole clients are protected
-
-    @property
-    def reach(self) -> float:
-        """sqrt(K d): the signal that is as strong as the noise on all parameters."""
-        return math.sqrt(self.classes * (self.size + (self.kind in CONSTANTS)))
-
-    def plan(self, signal: float) -> dict[str, float]:
-        """Plan rounds, clip, learning rate and the shares of the releases."""
-        rules = {"images": self._images, "tables": self._tables, "text": self._text}
-        return {"signal": signal, "reach": signal / self.reach, **rules[self.kind](signal)}
-
-    def _images(self, signal: float) -> dict[str, float]:
-        if self.whole:
-            return _numbers(rounds=16, clip=0.03, lr=15.0, mean=0.05, second=0.10)
-        rate = 0.045 * self.classes * signal**0.7
-        if signal < 32 * math.sqrt(self.size):
-            return _numbers(rounds=16, clip=0.3, lr=rate, mean=0.08, second=0.0)
-        rounds = 32 if signal >= 10_000 else 16
-        return _numbers(rounds=rounds, clip=0.3, lr=rate, mean=0.05, second=0.10)
-
-    def _tables(self, signal: float) -> dict[str, float]:
-        rounds = min(32, max(8, round(signal / 40)))
-        clip = 1.0 if signal >= 1_000 else 0.5
-        return _numbers(rounds=rounds, clip=clip, lr=10.0, mean=0.06, second=0.04)
-
-    def _text(self, signal: float) -> dict[str, float]:
-        clip = 1.0 if signal >= 3_000 else 0.5
-        rate = min(100.0, max(15.0, signal / 45))
-        return _numbers(rounds=8, clip=clip, lr=rate, mean=0.06, second=0.04)
-
-
-def _numbers(
-    *, rounds: int, clip: float, lr: float, mean: float, second: float
-) -> dict[str, float]:
-    names = ("rounds", "clip", "lr", "mean_share", "second_share")
-    return dict(zip(names, (float(rounds), clip, lr, mean, second), strict=True))
 
 
 def signal_of(
@@ -148,8 +103,13 @@ class Preconditioning(Recipe):
         kind: Kind = "images" if constant is None else kinds[constant.value]
         problem = f"its model gives {linear.out_features} number for a record, and no classes"
         check(linear.out_features >= 2, where, problem, "use a task with two classes or more")
-        size, whole = len(buffers[CENTRE]), strategy.local.whole
-        rules = Rules(kind=kind, size=size, classes=linear.out_features, whole=whole)
+        rules = Rules(
+            kind=kind,
+            size=len(buffers[CENTRE]),
+            classes=linear.out_features,
+            whole=strategy.local.whole,
+            summed=strategy.secure,
+        )
         recipe = replace(self, rules=rules)
         return replace(strategy, recipe=recipe, releases=recipe.releases(0.05, 0.1))
 
@@ -175,6 +135,10 @@ class Preconditioning(Recipe):
         numbers = self.rules.plan(signal)
         if self.whiten is False and self.rules.kind == "images":
             numbers |= {"mean_share": 0.08, "second_share": 0.0}
+        fits = self.rules.size <= MOST_WHITENED
+        problem = f"a Gram matrix of {self.rules.size} features is too large to release"
+        remedy = f"use a map of at most {MOST_WHITENED} features, or leave whiten out"
+        check(fits or not self.whiten, f"method '{strategy.name}'", problem, remedy)
         if self.whiten and numbers["second_share"] == 0:
             numbers |= {"mean_share": 0.05, "second_share": 0.10}
         asked = {name: getattr(self, name) for name in ("clip", "lr", "mean_share", "second_share")}
@@ -199,6 +163,31 @@ class Preconditioning(Recipe):
             local=strategy.local.clipping_at(own["clip"]),
             step=ServerSgd(lr=LearningRate(rate=own["lr"])),
         )
+
+    def reach(self, numbers: Numbers) -> float | None:
+        """r = S / sqrt(K d)."""
+        return numbers["reach"]
+
+    def words(self, numbers: Numbers) -> list[tuple[str, str]]:
+        """What was planned, and from what it follows."""
+        assert self.rules is not None
+        own, rules = numbers, self.rules
+        signal = "sum of mu_i sqrt(h) n_i / sqrt(k)" if rules.summed else "sqrt(sum (mu_i n_i)^2)"
+        second = {"images": "whitening", "tables": "scales", "text": "scales"}[rules.kind]
+        shares = f"mean {own['mean_share']:.3g}, {second} {own['second_share']:.3g}"
+        if rules.kind == "images" and own["second_share"] == 0:
+            why = "too many features" if rules.size > MOST_WHITENED else "S < 32 sqrt(d)"
+            shares = f"mean {own['mean_share']:.3g}, no whitening ({why})"
+        return [
+            ("signal S", f"{own['signal']:.4g} = {signal}"),
+            (
+                "reach r",
+                f"{own['reach']:.3g} = S / sqrt(K d), K = {rules.classes}, d = {rules.size}",
+            ),
+            ("rounds", f"{own['rounds']:.0f}, full batch ({rules.kind})"),
+            ("clip, learning rate", f"{own['clip']:.3g}, {own['lr']:.4g}"),
+            ("shares of mu^2", f"{shares}, the rest for the rounds"),
+        ]
 
     def warning(self, numbers: Numbers) -> str:
         """Say how far the forecast is from the plateau."""

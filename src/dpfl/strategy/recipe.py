@@ -46,6 +46,14 @@ class Recipe:
         """Return the strategy with these numbers; numbers that cannot be are refused."""
         raise NotImplementedError
 
+    def words(self, numbers: Numbers) -> list[tuple[str, str]]:
+        """What was planned and why, a line each."""
+        return [(name, f"{value:.4g}") for name, value in numbers.items()]
+
+    def reach(self, numbers: Numbers) -> float | None:
+        """How many times the signal exceeds the noise on all parameters, if that is known."""
+        return None
+
     def warning(self, numbers: Numbers) -> str:
         """What to say of a plan before it is run; empty where there is nothing to say."""
         return ""

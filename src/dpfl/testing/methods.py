@@ -68,6 +68,7 @@ def check_method(method: Method, *, model: nn.Module | None = None, **settings: 
     releases before round one needs a ``model`` of 16 inputs and 8 outputs that has their buffers.
     """
     strategy = method.build(settings)
+    strategy = strategy if model is None else strategy.for_model(model)
     for release in strategy.releases:
         assert model is not None, f"'{method.name}' has releases: give a model with their buffers"
         shape = rounds.buffer_shapes(model, (release,))[release.into]
@@ -117,10 +118,10 @@ def _noisy_integers(
     """Watch the noisy integers of every mechanism, or move the noise so that they are the given
     ones.
     """
-    original = Grid.noised
+    original = Grid.noisy_integers
 
-    def noised(grid: Grid, vector: Tensor, rng: NoiseSource) -> Tensor:
-        own = grid.integers(vector)
+    def noisy(grid: Grid, vector: Tensor, rng: NoiseSource, largest: float) -> Tensor:
+        own = grid.integers(vector).clamp(-largest, largest)
         if forced is None:
             noise = rng.grid_noise_(torch.empty(vector.numel())).view(vector.shape).double()
         else:
@@ -129,9 +130,9 @@ def _noisy_integers(
             assert same, "the length or number of releases changes with a client's data"
             noise = wanted - own
         record(own + noise)
-        return original(grid, vector, _Rigged(noise))
+        return original(grid, vector, _Rigged(noise), largest)
 
-    return patch.object(Grid, "noised", noised)
+    return patch.object(Grid, "noisy_integers", noisy)
 
 
 def float_noise() -> AbstractContextManager[Any]:

@@ -1,0 +1,53 @@
+"""Public features in place of records: computed once, and not in every round."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dpfl.data.federation import Federation
+from dpfl.data.inputs import NUMBERS, Inputs
+from dpfl.data.records import Records, Shard, Span, check_data
+
+
+def with_features(federation: Federation, features: nn.Module | None) -> Federation:
+    """Return the same federation with public ``features`` of its records in their place.
+
+    A client whose features are not finite numbers, or are longer than the map's ``bound``, is
+    refused by name. Records of persons stay as they are.
+    """
+    if features is None or not federation.task.plain:
+        return federation
+    made: dict[int, Records] = {}
+    for records, spans in _storages(federation.shards).values():
+        made[id(records)] = records.mapped(partial(_featured, features, federation.inputs), spans)
+    shards, bound = {}, float(getattr(features, "bound", torch.inf))
+    for client, own in federation.shards.items():
+        train, test = made[id(own.train)], made[id(own.test)]
+        shards[client] = shard = replace(own, train=train, test=test)
+        for x in (shard.features, shard.test_features):
+            good = bool(torch.isfinite(x).all())
+            problem, remedy = "has features that are not finite numbers", "check its records"
+            check_data(good, f"client '{client}'", problem, remedy)
+            longest = float(torch.linalg.vector_norm(x, dim=1).max()) if len(x) else 0.0
+            problem = f"has features of norm {longest:.4g}, beyond the declared {bound:g}"
+            good = longest <= bound * (1 + 1e-4)
+            check_data(good, f"client '{client}'", problem, "let the map keep its bound")
+    return replace(federation, shards=shards, inputs=NUMBERS)
+
+
+def _storages(shards: Mapping[str, Shard]) -> dict[int, tuple[Records, list[Span]]]:
+    """Every storage of records, with the stretches that clients hold of it."""
+    found: dict[int, tuple[Records, list[Span]]] = {}
+    for shard in shards.values():
+        for records, span in ((shard.train, shard.span), (shard.test, shard.test_span)):
+            found.setdefault(id(records), (records, []))[1].append(span)
+    return found
+
+
+def _featured(features: nn.Module, inputs: Inputs, raw: Tensor) -> Tensor:
+    """Public features of stored records."""
+    made: Tensor = features(inputs(raw)).flatten(1)
+    return made

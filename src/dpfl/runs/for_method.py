@@ -1,0 +1,37 @@
+"""An experiment for one method or another: what a method brings along, and what it lacks."""
+
+from typing import Any
+
+from dpfl.core.types import Plain
+from dpfl.methods import METHODS, find
+
+
+def with_own_model(values: Any) -> Any:
+    """Return the values of a file with the model that its method brings along, if it does."""
+    method = values.get("method") if isinstance(values, dict) else None
+    name = str(method.get("name")) if isinstance(method, dict) else ""
+    own = METHODS[name].model if name in METHODS else None
+    if own is None:
+        return values
+    given = values.get("model", {})
+    return {**values, "model": {**own, **given}} if isinstance(given, dict) else values
+
+
+def for_method(values: Plain, method: str, *, compared: bool = True) -> Plain:
+    """Return the same experiment for another method; settings that only the other methods have are
+    left out.
+
+    With ``compared``, references and baselines, which others are held against, are run without a
+    secure sum.
+    """
+    found = find(method)
+    kept = {k: value for k, value in values.get("method", {}).items() if k in found.settings}
+    same = {**values, "method": {**kept, "name": method}}
+    if found.model is not None:  # it brings its own model and plans its own rounds and step
+        given = values.get("model", {})
+        same["model"] = {k: given[k] for k in ("features",) if k in given}
+        same["run"] = {k: own for k, own in values.get("run", {}).items() if k != "rounds"}
+        same.pop("server", None)
+    if compared and (found.reference or found.baseline):
+        same.pop("secure_sum", None)
+    return same

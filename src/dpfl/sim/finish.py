@@ -1,0 +1,42 @@
+"""The personal finish of simulated clients: what each would see on its own records, and nobody
+else.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+from dpfl.engine.personal_finish import FinishScores, personal_finish
+from dpfl.rounds import write_buffers
+
+if TYPE_CHECKING:
+    from dpfl.sim.loop import Simulation
+
+MOST_CLIENTS = 64
+"""Of more clients a fixed sample is looked at."""
+
+
+def finish_scores(simulation: Simulation) -> dict[str, FinishScores]:
+    """What clients get from their own records alone, from the common model and from both.
+
+    It is computed for methods that plan themselves, which train a linear head on public features.
+    Of more than :data:`MOST_CLIENTS` clients, every so many-th is looked at, in the order of their
+    names. Empty where nothing can be compared. The simulation is left as it is.
+    """
+    strategy, state = simulation.strategy, simulation.state
+    if strategy.recipe is None or strategy.personal is not None:
+        return {}
+    model = copy.deepcopy(simulation.work.model)
+    simulation.layout.write(simulation.published(), model)
+    write_buffers(model, state.buffers)
+    members = simulation.work.members(simulation.members)
+    task = simulation.federation.task
+    clients = sorted(members)
+    found = {}
+    for client in clients[:: -(-len(clients) // MOST_CLIENTS)]:
+        own = members[client]
+        finish = personal_finish(model, own.shard, own.inputs, task, released=state.buffers)
+        if finish is not None:
+            found[client] = finish.scores
+    return found

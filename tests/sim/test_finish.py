@@ -1,0 +1,139 @@
+"""The personal finish of a simulation: in the summary and the operator's report, and nowhere
+else.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfl.cli.main import run_command
+from dpfl.engine.personal_finish import FinishScores
+from dpfl.report.page import write_report
+from dpfl.runs.experiment import Experiment
+from dpfl.runs.result import Summary
+from dpfl.sim import finish as module
+from dpfl.sim import summary as summaries
+from dpfl.sim.train import run_experiment
+
+CLIENTS = 5
+
+
+def experiment(**method: Any) -> Experiment:
+    return Experiment.from_dict(
+        {
+            "data": {"name": "digits"},
+            "partition": {"kind": "iid", "clients": CLIENTS},
+            "budgets": {"epsilon": [1.0, 2.0, 4.0, 8.0, 8.0], "delta": 1e-3},
+            "method": method or {"name": "preconditioned"},
+            "run": {"seed": 3, **({"rounds": 2} if method else {})},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finish") / "run"
+    run_experiment(experiment(), folder)
+    write_report(folder, folder / "report.html")
+    write_report(folder, folder / "public.html", public=True)
+    return folder
+
+
+def _summary(folder: Path) -> Summary:
+    return Summary.from_dict(json.loads((folder / "summary.json").read_text()))
+
+
+def test_every_client_has_a_row_and_the_common_model_is_the_one_that_is_tested(run: Path) -> None:
+    summary = _summary(run)
+    assert set(summary.finish) == set(summary.scores.by_client)
+    assert len(summary.finish) == CLIENTS
+    for client, own in summary.finish.items():
+        assert own.common == pytest.approx(summary.scores.by_client[client], abs=1e-6)
+        assert own.both > 0.8
+        assert own.local > 0.8
+        assert own.metric == "accuracy"
+
+
+def test_a_summary_is_read_back_and_one_without_it_is_read_as_before(run: Path) -> None:
+    summary = _summary(run)
+    told = json.loads(json.dumps(summary.to_dict()))
+    assert Summary.from_dict(told) == summary
+    del told["finish"]
+    assert Summary.from_dict(told) == replace(summary, finish={})
+    assert "finish" not in replace(summary, finish={}).to_dict()
+
+
+def test_nothing_that_is_published_depends_on_it(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summaries, "finish_scores", lambda simulation: {})
+    other = tmp_path / "run"
+    run_experiment(experiment(), other)
+    write_report(other, other / "public.html", public=True)
+    assert not _summary(other).finish
+    for name in ("model.safetensors", "model.json", "public.html", "rounds.jsonl"):
+        assert (run / name).read_bytes() == (other / name).read_bytes(), name
+    assert "own records" not in (run / "public.html").read_text()
+
+
+def test_the_report_has_a_table_with_a_row_for_each_client(run: Path) -> None:
+    page = html.unescape((run / "report.html").read_text())
+    summary = _summary(run)
+    (table,) = re.findall(r'<table id="personal-finish".*?</table>', page, re.S)
+    assert table.count("<tr>") == CLIENTS + 1
+    for client, own in summary.finish.items():
+        (row,) = [row for row in table.split("<tr>") if f">{client}<" in row]
+        for value in (own.local, own.common, own.both, own.error):
+            assert f'data-value="{value}"' in row
+        assert str(own.verdict) in row
+    assert "What each site gets on its own test records (simulation only)" in page
+    assert re.search(rf"Federating buys nothing for \d of {CLIENTS} sites", page)
+    assert "no epsilon covers it" in page
+
+
+def test_the_terminal_has_the_means(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "experiment.toml"
+    file.write_text(experiment().to_toml())
+    assert run_command(["run", str(file), "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(rf"own records alone \d+\.\d % \(mean over {CLIENTS} clients", shown)
+    assert re.search(r"common model \d+\.\d %", shown)
+    bought = rf"federating buys nothing for \d of {CLIENTS} clients"
+    assert re.search(rf"personal finish \d+\.\d %; {bought}", shown)
+
+
+def test_other_methods_have_none(tmp_path: Path) -> None:
+    method = {"name": "weiavg", "lr": 0.3, "clip": 1.0, "batch_size": 8, "local_steps": 2}
+    result = run_experiment(experiment(**method), tmp_path / "run")
+    assert not result.summary.finish
+    assert "finish" not in json.loads((tmp_path / "run" / "summary.json").read_text())
+
+
+def test_of_many_clients_a_fixed_sample_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_CLIENTS", 3)
+    folder = tmp_path / "run"
+    run_experiment(experiment(), folder)
+    assert list(_summary(folder).finish) == ["client-0", "client-2", "client-4"]
+    write_report(folder, folder / "report.html")
+    assert f"3 of {CLIENTS} sites: a fixed sample" in (folder / "report.html").read_text()
+
+
+def test_a_name_or_note_from_data_is_escaped_in_the_table(run: Path) -> None:
+    from dpfl.report.finish_page import finish_page
+
+    row = FinishScores(
+        local=0.5, common=0.5, both=0.5, error=0.1, tested=9, strength=1.0, note="<b>"
+    )
+    page = finish_page("<script>alert()</script>", "run", row)
+    assert "<script>alert()" not in page
+    assert "<b>)" not in page
+    assert "Federating buys this site nothing that 9 test records can show" in page
