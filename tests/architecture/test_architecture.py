@@ -28,9 +28,10 @@ PAPERS = sorted(path for path in (PACKAGE / "methods").glob("*.py") if path.stem
 
 # The project's own limits. They rise only with a feature. The goals were 7,000 and 9,000 before
 # sites had workers of their own and the open port had limits, and before tasks, schemas, persons,
-# rules for more layers, accounted evaluation, baselines, Python's own doors, and the secure sum.
-MOST_LIBRARY_LINES = 14_700
-MOST_SHELL_LINES = 13_660
+# rules for more layers, accounted evaluation, baselines, Python's own doors, the secure sum, and
+# before methods of our own with their features, plans and personal finish.
+MOST_LIBRARY_LINES = 16_400
+MOST_SHELL_LINES = 14_200
 LEAST_DOCSTRING_SHARE = 0.27
 LONG_FILES = 2  # of more than 260 lines
 

@@ -325,6 +325,7 @@ def test_pfa_plus_sends_fewer_bytes_and_they_are_counted_on_the_wire(tmp_path: P
 
 def test_every_method_is_compared_or_refused_with_the_reason() -> None:
     compared = {method for method, _, _ in CASES.values()}
+    compared |= {"individual_clips", "preconditioned", "preconditioned_sum"}  # in a file of theirs
     for method in set(METHODS) - compared:
         dimension = {"dimension": 20} if "dimension" in find(method).settings else {}
         values = study_values(method, **dimension)

@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from dpfl.core.layout import Layout
 from dpfl.data.inputs import NUMBERS
 from dpfl.data.records import Shard, lay_out
+from dpfl.engine.finish_scores import FinishScores, Verdict, finish_gain, finish_means
 from dpfl.engine.personal_finish import (
     LEAST_RECORDS,
     STRENGTHS,
-    FinishScores,
     PersonalFinish,
-    Verdict,
-    finish_means,
     fitted_head,
     personal_finish,
 )
@@ -85,6 +83,9 @@ def test_a_client_with_12_records_gains_from_the_common_head(model: nn.Module) -
     local, common, both = finish_means({str(i): one for i, one in enumerate(found)})
     assert common > local + 0.05
     assert both > local + 0.05
+    gain, error = finish_gain({str(i): one for i, one in enumerate(found)})
+    assert gain == pytest.approx(both - local)
+    assert 0 < error < gain
     assert sum(one.verdict is Verdict.HELPS for one in found) >= 4
     assert any("Federating helps this site" in one.sentence for one in found)
 

@@ -78,7 +78,7 @@ def cases() -> dict[str, tuple[str, dict[str, Any], str]]:
     mechanism on one.
     """
     found = {}
-    for name in sorted(METHODS):
+    for name in sorted(name for name in METHODS if METHODS[name].model is None):
         known = METHODS[name].settings
         needed = {p for p in known if known[p].default is inspect.Parameter.empty} | (
             {"local_steps"} & set(known)

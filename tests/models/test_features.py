@@ -18,7 +18,12 @@ from dpfl.data.inputs import NUMBERS, Inputs, Numbers, Pixels, Tokens
 from dpfl.datasets.named import load_dataset
 from dpfl.models.feature_map import picture_of, zero_to_one
 from dpfl.models.features import FEATURES, FeatureMap, about, auto_features, make_features, unit
-from dpfl.models.image_features import RandomConvolutions, gradient_histograms, random_filters
+from dpfl.models.image_features import (
+    RandomConvolutions,
+    gradient_histograms,
+    opponent_histograms,
+    random_filters,
+)
 
 CIFAR = Pixels(mean=(0.4914, 0.4822, 0.4465), deviation=(0.2470, 0.2435, 0.2616))
 DIGITS = Numbers(picture=(1, 8, 8))
@@ -116,31 +121,37 @@ def test_what_one_record_holds_reaches_no_other_row(name: str, poison: float) ->
 @EACH
 def test_a_map_is_the_same_wherever_it_is_built(name: str) -> None:
     given = records(name, 5)
-    torch.manual_seed(1)
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
     first = build(name)
     assert torch.equal(torch.get_rng_state(), before)
     assert np.array_equal(np.random.get_state()[1], numpy_before)
-    torch.manual_seed(2)
     untouched = given.clone()
     rows = first(given)
     assert torch.equal(given, untouched)
-    assert torch.equal(rows, build(name)(given))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)  # a map that read the global generator would now differ
+        assert torch.equal(rows, build(name)(given))
     assert torch.equal(rows, copy.deepcopy(first)(given))
 
 
 # ---- the bound -----------------------------------------------------------------------------------
 
+
+def drawn(shape: tuple[int, ...]) -> Tensor:
+    """Numbers between 0 and 1 of four records."""
+    return torch.rand(4, *shape, generator=PublicSeed(6).generator())
+
+
 ODD = {
     "zeros": lambda shape: torch.zeros(4, *shape),
     "ones": lambda shape: torch.ones(4, *shape),
     "constant": lambda shape: torch.full((4, *shape), -0.1),
-    "huge": lambda shape: 1e30 * torch.rand(4, *shape),
-    "largest": lambda shape: 3.4e38 * torch.rand(4, *shape).sub(0.5).sign(),
-    "tiny": lambda shape: 1e-30 * torch.rand(4, *shape),
-    "subnormal": lambda shape: 1e-44 * torch.rand(4, *shape),
-    "bytes": lambda shape: torch.randint(0, 256, (4, *shape), dtype=torch.uint8),
-    "double": lambda shape: torch.rand(4, *shape, dtype=torch.float64) - 0.5,
+    "huge": lambda shape: 1e30 * drawn(shape),
+    "largest": lambda shape: 3.4e38 * drawn(shape).sub(0.5).sign(),
+    "tiny": lambda shape: 1e-30 * drawn(shape),
+    "subnormal": lambda shape: 1e-44 * drawn(shape),
+    "bytes": lambda shape: drawn(shape).mul(256).to(torch.uint8),
+    "double": lambda shape: drawn(shape).double() - 0.5,
 }
 
 
@@ -306,6 +317,16 @@ def test_colours_count_beside_grey() -> None:
     assert torch.allclose(in_grey[:, histograms], in_colour[:, histograms] * ratio[:, None].float())
 
 
+def test_opponent_colours_are_red_and_green_then_yellow_and_blue() -> None:
+    pattern, still = smooth(2, 1, 32), torch.full((2, 1, 32, 32), 0.5)
+    blue = opponent_histograms(torch.cat([still, still, pattern], 1))
+    assert not blue[:, :8].any()
+    assert bool(blue[:, 8:].any())
+    red = opponent_histograms(torch.cat([pattern, 1 - pattern, still], 1))
+    assert bool(red[:, :8].any())
+    assert float(red[:, 8:].max()) < 1e-3 * float(red[:, :8].max())
+
+
 @pytest.mark.parametrize(("channels", "count"), [(1, 64), (3, 96)])
 def test_filters_have_mean_zero_and_answer_patches_of_the_prior_with_deviation_one(
     channels: int, count: int
@@ -393,7 +414,7 @@ def test_texts_of_several_axes_are_texts() -> None:
 
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3)])
 def test_tables_and_pixels_are_the_numbers_themselves(shape: tuple[int, ...]) -> None:
-    given = torch.rand(4, *shape) - 0.5
+    given = drawn(shape) - 0.5
     for name, kind in (("table", "tables"), ("pixels", "images")):
         made = make_features(name, shape)
         assert made.kind == kind

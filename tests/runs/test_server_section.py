@@ -42,11 +42,16 @@ def trained(experiment: Experiment, folder: Path) -> torch.Tensor:
     return torch.cat([found[name].flatten() for name in names])
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", sorted(n for n in METHODS if METHODS[n].model is None))
 def test_without_the_section_a_method_keeps_its_step_and_its_digest(method: str) -> None:
     plain, empty = of(method), of(method, {})
     assert "server" not in plain.to_dict()
     assert empty.strategy(4).step == plain.strategy(4).step
+
+
+def test_a_method_that_plans_its_own_step_takes_no_section() -> None:
+    with pytest.raises(ConfigurationError, match="plans its own step"):
+        of("preconditioned", {}).strategy(4)
 
 
 @pytest.mark.parametrize(

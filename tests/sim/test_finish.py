@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dpfl.cli.main import run_command
-from dpfl.engine.personal_finish import FinishScores
+from dpfl.engine.finish_scores import FinishScores
 from dpfl.report.page import write_report
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.result import Summary
@@ -106,7 +106,8 @@ def test_the_terminal_has_the_means(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert re.search(rf"own records alone \d+\.\d % \(mean over {CLIENTS} clients", shown)
     assert re.search(r"common model \d+\.\d %", shown)
     bought = rf"federating buys nothing for \d of {CLIENTS} clients"
-    assert re.search(rf"personal finish \d+\.\d %; {bought}", shown)
+    more = r"-?\d+\.\d ± \d+\.\d more than alone"
+    assert re.search(rf"personal finish \d+\.\d %, {more}; {bought}", shown)
 
 
 def test_other_methods_have_none(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from dpfl.cli import options as o
 if TYPE_CHECKING:
     from dpfl.deploy.outcome import TriedModel
     from dpfl.deploy.site_status import SiteStatus
-    from dpfl.engine.personal_finish import FinishScores
+    from dpfl.engine.finish_scores import FinishScores
     from dpfl.privacy.statement import Statement
 
 app = o.group("A site of a real federation: its data, its budget, its own ledger.")

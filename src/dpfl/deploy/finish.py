@@ -22,7 +22,8 @@ from dpfl.data.federation import Federation
 from dpfl.deploy.outcome import Outcome, outcomes
 from dpfl.deploy.records import LoadedSite, Records
 from dpfl.deploy.site_folder import FINISH, log
-from dpfl.engine.personal_finish import FinishScores, PersonalFinish, personal_finish
+from dpfl.engine.finish_scores import FinishScores
+from dpfl.engine.personal_finish import PersonalFinish, personal_finish
 from dpfl.report.finish_page import finish_page
 
 FINISH_PAGE, HEAD = "finish.html", "head.safetensors"

@@ -20,8 +20,6 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Self
 
 import numpy as np
 import torch
@@ -32,13 +30,13 @@ from dpfl.core.layout import Layout
 from dpfl.core.types import Plain
 from dpfl.data.inputs import Inputs
 from dpfl.data.records import Shard
+from dpfl.engine.finish_scores import FinishScores
 from dpfl.engine.full_batches import public_maps
 from dpfl.engine.process import one_thread
 from dpfl.models.checks import in_mode
 from dpfl.models.features import unit
 from dpfl.models.preconditioning import Constant
-from dpfl.tasks import MetricWords, Task
-from dpfl.tasks.metrics import find_metric
+from dpfl.tasks import Task
 
 STRENGTHS = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
 """The grid of lambda, the strongest pull towards the prior first."""
@@ -48,82 +46,8 @@ LEAST_RECORDS = 10
 
 _UNTRIED = 0.01  # lambda of a local model where folds cannot choose it
 _FOLDS, _GROUPS = 5, 40  # of training records; of test records that are left out in turn
-_ROUNDING = 1e-6  # of metrics: one test record more is a difference of just one standard error
 _AT_ONCE = 512  # records that pass through the public maps together
 _BIAS, _FLOOR = 0.5, 0.1  # the constant beside local inputs; share of the mean variance
-
-
-class Verdict(StrEnum):
-    """What a client gets from the federation, as far as its own test records show."""
-
-    HELPS = "federating helps"
-    NOTHING = "federating buys nothing"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinishScores:
-    """What a client gets on its own test records: without noise, and not accounted.
-
-    ``local`` is the value of ``metric`` for a model of its own records alone, ``common`` for the
-    common model, ``both`` for the personal finish. ``error`` is the standard error of the
-    difference between ``local`` and the better of the others, on the same ``tested`` records.
-    ``strength`` is the lambda that was chosen; infinity keeps the common head, and ``note`` says
-    why where folds did not choose it.
-    """
-
-    metric: str = "accuracy"
-    local: float
-    common: float
-    both: float
-    error: float
-    tested: int
-    strength: float
-    note: str = ""
-
-    @property
-    def gain(self) -> float:
-        """How much better than ``local`` the better of the others is; negative if it is worse."""
-        sign = 1 if find_metric(self.metric).higher_is_better else -1
-        return max(sign * (other - self.local) for other in (self.common, self.both))
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the gain is larger than its standard error.
-
-        >>> equal = {"error": 0.02, "tested": 50, "strength": 0.1}
-        >>> str(FinishScores(local=0.8, common=0.7, both=0.81, **equal).verdict)
-        'federating buys nothing'
-        """
-        return Verdict.HELPS if self.gain > self.error + _ROUNDING else Verdict.NOTHING
-
-    @property
-    def sentence(self) -> str:
-        """The verdict and its reason, for people."""
-        words, show = MetricWords(self.metric).words, MetricWords(self.metric).show
-        alone = f"{words} is {show(self.local)} with its own records alone"
-        others = f"{show(self.common)} with the common model, {show(self.both)} with both"
-        error = f"the standard error of the difference is {show(self.error)}"
-        verdict = "helps this site"
-        if self.verdict is Verdict.NOTHING:
-            verdict = f"buys this site nothing that {self.tested} test records can show"
-        return f"Federating {verdict}: {alone}, {others}; {error}."
-
-    def to_dict(self) -> Plain:
-        """Return plain values, as files hold them; infinity is written as a word."""
-        strength = "infinite" if math.isinf(self.strength) else self.strength
-        return {**vars(self), "strength": strength, "verdict": str(self.verdict)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Read back what :meth:`to_dict` wrote."""
-        strength = values["strength"]
-        return cls(
-            **{name: float(values[name]) for name in ("local", "common", "both", "error")},
-            metric=str(values["metric"]),
-            tested=int(values["tested"]),
-            strength=math.inf if strength == "infinite" else float(strength),
-            note=str(values.get("note", "")),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -136,13 +60,6 @@ class PersonalFinish:
 
     head: Mapping[str, Tensor]
     scores: FinishScores
-
-
-def finish_means(finish: Mapping[str, FinishScores]) -> tuple[float, float, float]:
-    """Means over clients of what local models, the common model and personal finishes score."""
-    rows = [(one.local, one.common, one.both) for one in finish.values()]
-    local, common, both = np.mean(rows, axis=0).tolist()
-    return local, common, both
 
 
 def personal_finish(
@@ -160,13 +77,16 @@ def personal_finish(
     fitting = task.plain and task.softmax and public_maps(model, layout) is not None
     if not fitting or len(shard.test_labels) < 2:
         return None
-    *maps, (_, linear) = model.named_children()
+    assert isinstance(model, nn.Sequential)
+    *maps, linear = model
     assert isinstance(linear, nn.Linear)
-    cut = next((i for i, pair in enumerate(maps) if _holds(*pair, released)), len(maps))
-    before, behind = ([part for _, part in some] for some in (maps[:cut], maps[cut:]))
+    federated = {id(buffer) for name, buffer in model.named_buffers() if name in released}
+    holding = (i for i, part in enumerate(maps) if federated & set(map(id, part.buffers())))
+    cut = next(holding, len(maps))
     with torch.no_grad(), in_mode(model, training=False), _one_thread():
-        features = [_mapped(before, x, inputs) for x in (shard.features, shard.test_features)]
-        rows = [_mapped(behind, x).double() for x in features]
+        stored = (shard.features, shard.test_features)
+        features = [_mapped(maps[:cut], x, inputs) for x in stored]
+        rows = [_mapped(maps[cut:], x).double() for x in features]
         prior = linear.weight.double()
         if linear.bias is not None:
             prior = torch.cat([prior, linear.bias.double()[:, None]], dim=1)
@@ -236,7 +156,7 @@ def _own_head(rows: Tensor, labels: Tensor, prior: Tensor) -> tuple[Tensor, floa
 
 def _local_outputs(own: Tensor, test: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Outputs for test records of a model that knows nothing of the federation but its features."""
-    own, test = own.double(), test.double()
+    own, test = (x.flatten(1).double() for x in (own, test))
     mean, variance = own.mean(dim=0), own.var(dim=0, correction=0)
     scale = (variance + _FLOOR * variance.mean()).clamp_min(1e-30).rsqrt()
     rows, tests = (Constant(_BIAS).forward(unit((x - mean) * scale)) for x in (own, test))
@@ -301,13 +221,7 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-def _holds(name: str, module: nn.Module, released: Collection[str]) -> bool:
-    """Whether a part of a model holds a buffer that was released."""
-    return any(f"{name}.{own}" in released for own, _ in module.named_buffers())
-
-
 def _mapped(maps: Sequence[nn.Module], stored: Tensor, inputs: Inputs | None = None) -> Tensor:
     """What some maps make of stored records, or of what earlier maps made of them."""
     through, parts = nn.Sequential(*maps), torch.split(stored, _AT_ONCE)
-    made = [through(part if inputs is None else inputs(part)).flatten(1) for part in parts]
-    return torch.cat(made)
+    return torch.cat([through(part if inputs is None else inputs(part)) for part in parts])

@@ -1,6 +1,6 @@
 """The page of a site about a model that was delivered to it: for the site's own people alone."""
 
-from dpfl.engine.personal_finish import FinishScores
+from dpfl.engine.finish_scores import FinishScores
 from dpfl.report.rendering import Page, render
 
 

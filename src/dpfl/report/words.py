@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from dpfl.core.promise import colluding
 from dpfl.core.types import Adjacency, Observer, Promise
-from dpfl.engine.personal_finish import FinishScores, Verdict, finish_means
+from dpfl.engine.finish_scores import FinishScores, Verdict, finish_gain, finish_means
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs.result import Summary
@@ -123,13 +123,16 @@ def finish_in_words(finish: Mapping[str, FinishScores], clients: int) -> str:
     metric = MetricWords(next(iter(finish.values())).metric)
     local, common, both = map(metric.show, finish_means(finish))
     nothing = sum(one.verdict is Verdict.NOTHING for one in finish.values())
+    gain, error = finish_gain(finish)
+    more = f"{metric.number(gain)} ± {metric.number(error)} more than alone"
     means = f"{local} with own records alone, {common} with the common model, {both} with both"
     left = "a fixed sample, without sites whose test records do not define the metric"
     sample = (
         f" Shown are {len(finish)} of {clients} sites: {left}." if len(finish) < clients else ""
     )
-    bought = f"Federating buys nothing for {nothing} of {count(len(finish), 'site')}"
-    return f"Mean {metric.words} over sites: {means}. {bought}, within a standard error.{sample}"
+    sites = count(len(finish), "site")
+    bought = f"Federating buys nothing for {nothing} of {sites}, within a standard error.{sample}"
+    return f"Mean {metric.words} over sites: {means} ({more}). {bought}"
 
 
 # -- numbers ---------------------------------------------------------------------------------------

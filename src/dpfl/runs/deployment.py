@@ -98,6 +98,9 @@ class StudyFile(TomlFile):
 
     def agrees(self, where: str) -> None:
         """Every site is named once, there are enough of them, and there is such a task."""
+        planned = self.method.name in METHODS and METHODS[self.method.name].model is not None
+        given, at = self.run.rounds is not None or planned, f"{where}, [run] rounds"
+        check(given, at, "is missing", "give a value")
         self.learned(f"{where}, ")
         self.measurements()
         schema, stated = self.study.described(), self.study.unit

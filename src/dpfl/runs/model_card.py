@@ -60,7 +60,7 @@ class ModelCard:
         kind = next(name for name, own in _INPUTS.items() if isinstance(federation.inputs, own))
         return cls(
             task=federation.task.to_dict(),
-            inputs={"kind": kind, **asdict(federation.inputs)},
+            inputs={"kind": kind, **json.loads(json.dumps(asdict(federation.inputs)))},
             shape=federation.record_shape,
             schema=None if schema is None else schema.to_dict(),
             built=built,

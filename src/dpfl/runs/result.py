@@ -14,7 +14,7 @@ from dpfl.core.errors import FolderError, read_problem
 from dpfl.core.types import Adjacency, Observer, Plain, Promise, Unit
 from dpfl.core.version import __version__
 from dpfl.engine.evaluation import Scores
-from dpfl.engine.personal_finish import FinishScores
+from dpfl.engine.finish_scores import FinishScores
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import RaisedFlag
 from dpfl.privacy.statement import Statement

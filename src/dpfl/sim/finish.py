@@ -7,7 +7,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
-from dpfl.engine.personal_finish import FinishScores, personal_finish
+from dpfl.engine.finish_scores import FinishScores
+from dpfl.engine.personal_finish import personal_finish
 from dpfl.rounds import write_buffers
 
 if TYPE_CHECKING:

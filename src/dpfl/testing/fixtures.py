@@ -23,6 +23,7 @@ TERMS = Terms(
     parameters=LAYOUT.size,
     noise_multiplier=1.3,
     public=("c0", "c1"),
+    denominator=7.5,
 )
 CLIENT = Who(id="a", claims=Claims(epsilon=1.0, delta=1e-5, examples=10), drawn=4)
 _ODD = [0.0, -0.0, 1e-45, 1e-30, 1e30, 3e38, float("inf"), float("-inf"), float("nan")]
