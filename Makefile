@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: demo deploy-demo test compiled-tests lint nightly bench bench-kernels bench-secure-sum bench-kills bench-sites bench-port setup setup-dev clean help
 
 help:
-	@echo "make demo   set up, compare fifteen methods on a federation of 20 clients and write a report (about a minute)"
+	@echo "make demo   set up, compare eighteen methods on a federation of 20 clients and write a report (about a minute)"
 	@echo "make deploy-demo  three real sites and a server on this machine, over TLS, with keys (about a minute)"
 	@echo "make test   set up for development and run all tests, style and type checks"
 	@echo "make lint   style, types and import contracts only"

@@ -50,7 +50,8 @@ class SiteStatus:
     def to_dict(self) -> Plain:
         """Return plain values."""
         studies = [
-            {"run": run, "title": title, "last_round": last, "finish": self.finished.get(run)}
+            {"run": run, "title": title, "last_round": last}
+            | ({"finish": self.finished[run]} if run in self.finished else {})
             for run, (title, last) in self.studies.items()
         ]
         spent = [line.to_dict() for line in self.spent]
@@ -62,7 +63,8 @@ def _finished(folder: Path) -> dict[str, str]:
     """The sentences of the personal finishes that are kept in a folder, by run."""
     found = {}
     for path in (folder / MODELS).glob(f"*/{FINISH}"):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # dpfl site evaluate mends it
+        # A file that cannot be read is made again by dpfl site evaluate.
+        with suppress(OSError, ValueError, KeyError, TypeError):
             values = json.loads(path.read_text())
             found[str(values["run"])] = str(values["sentence"])
     return found

@@ -63,7 +63,7 @@ from dpfl.plugs.weights import EnrolledWeights, Weights
 from dpfl.privacy.unsampled import unsampled_multiplier
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import method
-from dpfl.strategy.preconditioning import Planned
+from dpfl.strategy.preconditioning import MOST_CLAIMED, Planned
 from dpfl.strategy.record_level import ASSUMPTIONS, OWN_NOISE
 
 FULL = "each client adds noise of its own to the gradient of all of its records"
@@ -79,6 +79,7 @@ class BiasVarianceWeights(Weights):
     """
 
     caution: float = 0.02
+    whole: bool = False  # one contribution a client, not one a record
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Keep how much noise a round has at mu n = 1, and sums over pairs of clients."""
@@ -91,7 +92,7 @@ class BiasVarianceWeights(Weights):
         assert isinstance(received, Rows)
         scale = state["noise"] if state else torch.ones(1, dtype=torch.float64)
         claims = [received.cohort.claims[client] for client in received.cohort.ids]
-        variances = (scale / torch.tensor([_signal(one) for one in claims])).square()
+        variances = (scale / torch.tensor([_signal(one, self.whole) for one in claims])).square()
         parameters = received.layout.size
         first, second = torch.triu_indices(len(claims), len(claims), 1).unbind()
         noise = variances[first] + variances[second]
@@ -110,12 +111,12 @@ class BiasVarianceWeights(Weights):
         raise ConfigurationError("secure sum of 'preconditioned'", problem, remedy)
 
 
-def _signal(claims: Claims) -> float:
+def _signal(claims: Claims, whole: bool) -> float:
     """mu_i n_i as claims lead to it; 0 where they lead to nothing."""
     if not claims.usable:
         return 0.0
     noise = unsampled_multiplier(claims.epsilon, claims.delta, claims.accountant)
-    return claims.examples / noise
+    return (1 if whole else min(claims.examples, MOST_CLAIMED)) / noise
 
 
 def _traded(variances: Tensor, spread: float, factor: float, claims: list[Claims]) -> Tensor:
@@ -123,7 +124,9 @@ def _traded(variances: Tensor, spread: float, factor: float, claims: list[Claims
     known = torch.isfinite(variances)
     if not bool(known.any()):
         return torch.full_like(variances, 1 / len(variances))
-    records = torch.tensor([max(0, one.examples) for one in claims]).double() * known
+    records = (
+        torch.tensor([min(max(0, one.examples), MOST_CLAIMED) for one in claims]).double() * known
+    )
     precision = torch.where(known, 1 / (spread + factor * variances), 0.0)
     pulled = records / records.sum() * spread * precision
     weights = (pulled + (1 - pulled.sum()) / precision.sum() * precision).clamp_min(0)
@@ -145,7 +148,7 @@ def preconditioned(work: Planned) -> Strategy:
     return Strategy(
         **work.slots("preconditioned"),
         local=FullGradient(clip=work.gradient_clip or 1.0, whole=work.unit == "client"),
-        weights=BiasVarianceWeights(),
+        weights=BiasVarianceWeights(whole=work.unit == "client"),
         assumptions=work.worded(kept),
     )
 

@@ -67,10 +67,12 @@ def release_answer(
     release, shard = agreement.strategy.releases[round_], member.shard
     shape = agreement.buffer_shapes[release.into]
     local, total = agreement.strategy.local, torch.zeros(release.numbers(shape)).double()
+    # Of a whole client there is one contribution, its mean, which is clipped below.
+    each = replace(release, bound=1.0) if local.whole else release
     for chosen in torch.split(torch.arange(shard.examples), _AT_ONCE):
         inputs = _inputs_of(model, release.into, member.inputs(shard.features[chosen]))
-        total += release.clipped_sum(inputs, shard.labels[chosen], shape)
-    if local.whole:  # one contribution of the client, its mean
+        total += each.clipped_sum(inputs, shard.labels[chosen], shape)
+    if local.whole:
         total = clipping.clip(total / shard.examples, release.bound)
     multiplier = agreement.release_noise(round_, member.participant)
     grid = agreement.upload_grid(round_, drawn)

@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from dpfl.sim.loop import Simulation
 
 MOST_CLIENTS = 64
-"""Of more clients a fixed sample is looked at."""
+MOST_NUMBERS = 50_000_000
+"""Of more clients, or more records x parameters of all of them, a fixed sample is looked at."""
 
 
 def finish_scores(simulation: Simulation) -> dict[str, FinishScores]:
     """What clients get from their own records alone, from the common model and from both.
 
     It is computed for methods that plan themselves, which train a linear head on public features.
-    Of more than :data:`MOST_CLIENTS` clients, every so many-th is looked at, in the order of their
-    names. Empty where nothing can be compared. The simulation is left as it is.
+    Of more than :data:`MOST_CLIENTS` clients, or where they hold much data, every so many-th is
+    looked at, in the order of their names. Empty where nothing can be compared. The simulation is
+    left as it is.
     """
     strategy, state = simulation.strategy, simulation.state
     if strategy.recipe is None or strategy.personal is not None:
@@ -33,9 +35,10 @@ def finish_scores(simulation: Simulation) -> dict[str, FinishScores]:
     write_buffers(model, state.buffers)
     members = simulation.work.members(simulation.members)
     task = simulation.federation.task
-    clients = sorted(members)
-    found = {}
-    for client in clients[:: -(-len(clients) // MOST_CLIENTS)]:
+    clients, found = sorted(members), {}
+    work = sum(own.shard.examples for own in members.values()) * simulation.layout.size
+    most = max(1, min(MOST_CLIENTS, len(clients) * MOST_NUMBERS // max(1, work)))
+    for client in clients[:: -(-len(clients) // most)]:
         own = members[client]
         finish = personal_finish(model, own.shard, own.inputs, task, released=state.buffers)
         if finish is not None:

@@ -57,6 +57,7 @@ def compared(agreement: Agreement, record: RoundRecord, noise: Mapping[str, floa
     least = 1 / sum(inverse.values())
     strategy = agreement.strategy
     as_sent = strategy.clean is None and not strategy.stages and not strategy.local.pooled
+    as_sent = as_sent and not strategy.local.own_noise  # there, nothing like a row exists
     left = sum(w**2 * noise[client] for client, w in weights.items()) if as_sent else None
     return replace(
         record,

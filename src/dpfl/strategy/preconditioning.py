@@ -34,6 +34,9 @@ from dpfl.strategy.slots import Slots
 LEAST_REACH, GOOD_REACH = 1.0, 4.0
 """Below the first, r = S / sqrt(K d) predicts noise only; below the second, a loss in accuracy."""
 
+MOST_CLAIMED = 10**12
+"""Records that anybody may claim to have: a larger number could not be calculated with."""
+
 PUBLIC = "features are public: their map was not made from the records of any client"
 WHOLE_CLIENTS = (
     "neighbouring federations differ in one client, whose contributions are replaced by nothing"
@@ -59,7 +62,7 @@ def signal_of(
         assert who.budget is not None
         budget = who.budget
         mu = 1 / unsampled_multiplier(budget.epsilon, budget.delta, budget.accountant)
-        parts.append(mu * (1 if whole else who.examples))
+        parts.append(mu * (1 if whole else min(who.examples, MOST_CLAIMED)))
     if summed is None:
         return math.hypot(*parts)
     return math.fsum(parts) * math.sqrt(summed)
