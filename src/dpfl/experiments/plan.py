@@ -202,13 +202,13 @@ def _timed(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about a run that is not a real one
-            return seconds_in_all(experiment, data_folder, rounds=rounds), ""
+            return seconds_in_all(experiment, data_folder, rounds), ""
     except DpflError as error:
         return None, str(error)
 
 
 def seconds_in_all(
-    experiment: Experiment, data_folder: Path | None = None, *, rounds: int | None = None
+    experiment: Experiment, data_folder: Path | None = None, rounds: int | None = None
 ) -> float:
     """Estimate the seconds that a whole run of an ``experiment`` takes on this machine.
 

@@ -49,7 +49,7 @@ class ClippedWork:
 
     ``lr`` and ``server_momentum`` are those of the server's step; ``batch_size`` is the expected
     number of records that a client samples in a round, and ``clip`` the mean of the clients' clips,
-    over all records.
+    over all records. Everyone takes part, unless ``selection`` says otherwise.
     """
 
     lr: float
@@ -61,7 +61,7 @@ class ClippedWork:
 
 @method(
     family="heterogeneous",
-    simplicity=22,
+    simplicity=26,
     needs="a secure sum",
     remark="for a model that is given; a linear head on public features learns more",
     secure=True,

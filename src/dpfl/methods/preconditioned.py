@@ -138,7 +138,7 @@ _MODEL = {"name": "linear_head", "features": "auto"}
 
 @method(
     family="heterogeneous",
-    simplicity=20,
+    simplicity=22,
     remark="it trains a linear head on public features, and plans everything from claims",
     model=_MODEL,
 )
@@ -155,7 +155,7 @@ def preconditioned(work: Planned) -> Strategy:
 
 @method(
     family="heterogeneous",
-    simplicity=21,
+    simplicity=24,
     needs="a secure sum",
     remark="clients share one noise, which only a secure sum can add up",
     model=_MODEL,

@@ -2,7 +2,8 @@
 
 ``make_model`` builds one of the papers' networks; ``check_model`` is run on every model before it
 is trained. ``replace_batch_norm`` makes a model with BatchNorm fit, ``load_weights`` and ``freeze``
-let it start from public weights and keep a part of them.
+let it start from public weights and keep a part of them. ``make_features`` builds public features,
+and ``linear_head`` a classifier on them.
 """
 
 import inspect
@@ -18,8 +19,10 @@ from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.models import networks
 from dpfl.models.batch_norm import replace_batch_norm as replace_batch_norm
 from dpfl.models.checks import check_model as check_model
-from dpfl.models.features import auto_features, make_features
-from dpfl.models.preconditioning import OnFeatures, linear_head
+from dpfl.models.features import auto_features
+from dpfl.models.features import make_features as make_features
+from dpfl.models.preconditioning import OnFeatures
+from dpfl.models.preconditioning import linear_head as linear_head
 from dpfl.models.pretrained import freeze as freeze
 from dpfl.models.pretrained import load_weights as load_weights
 

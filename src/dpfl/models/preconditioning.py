@@ -117,7 +117,7 @@ def split_features(model: nn.Module) -> tuple[nn.Module | None, nn.Module]:
 def linear_head(
     features: nn.Module, classes: int, *, size: int | None = None, kind: Kind | None = None
 ) -> OnFeatures:
-    """Build a linear classifier on public features, which starts at zero.
+    """Build a linear classifier of so many ``classes`` on public features, which starts at zero.
 
     ``features`` maps a batch of records to one row of ``size`` numbers each: a
     :class:`~dpfl.models.features.FeatureMap`, which knows its ``size`` and ``kind``, or any frozen

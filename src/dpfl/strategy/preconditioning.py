@@ -210,7 +210,7 @@ class Planned:
     ``unit`` is what is protected: each "record", or each "client" as a whole. ``gradient_clip``,
     ``step_size``, ``whiten``, ``mean_share`` and ``second_share`` replace what the plan would be,
     for studies of the method itself. ``force`` runs a plan that predicts noise only. Everyone takes
-    part in every round.
+    part in every round: a ``selection`` that draws cohorts is refused.
     """
 
     unit: Literal["record", "client"] = "record"
