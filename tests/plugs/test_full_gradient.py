@@ -16,6 +16,7 @@ from dpfl.models.preconditioning import linear_head
 from dpfl.plugs.base import Participant
 from dpfl.plugs.full_gradient import FullGradient
 from dpfl.privacy.accountant import spend
+from dpfl.privacy.filters import Limit, Portion, filter_named
 from dpfl.privacy.unsampled import unsampled_multiplier
 from dpfl.rounds import Agreement, buffer_shapes, enrol
 from dpfl.strategy import Strategy
@@ -73,6 +74,19 @@ def test_a_renyi_ledger_is_planned_with_its_own_curve() -> None:
     by = {"delta": DELTA, "adjacency": cost.adjacency}
     assert 0.99 <= spend(history, accountant="renyi", **by).epsilon <= 1.0  # type: ignore[arg-type]
     assert spend(history, **by).epsilon < 0.95  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", ["allotments", "renyi", "gaussian"])
+@pytest.mark.parametrize("summed", [False, True])
+def test_every_filter_admits_the_whole_plan(rule: str, summed: bool) -> None:
+    """A plan that uses its budget to the last digit leaves what a ledger keeps for itself."""
+    method = dpfl.preconditioned_sum if summed else dpfl.preconditioned
+    agreement = agreed(method(force=True), [0.3, 1.0, 4.0, 9.0])
+    for epsilon in (0.3, 1.0, 4.0, 9.0):
+        own = who(epsilon, accountant="renyi" if rule == "renyi" else None)
+        cost, rounds = agreement.plan(Observer.SERVER, own), agreement.terms.rounds
+        limit = Limit(epsilon=epsilon, delta=DELTA, adjacency=cost.adjacency)
+        assert filter_named(rule).most([], Portion(cost=cost, count=rounds), limit) == rounds
 
 
 def test_one_client_at_rate_one_has_the_noise_of_individual_clips() -> None:

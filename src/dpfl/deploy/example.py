@@ -22,8 +22,10 @@ from dpfl.deploy.processes import CERTIFICATES, SITES
 from dpfl.deploy.records import LoadedSite
 from dpfl.deploy.serving import make_study
 from dpfl.deploy.site_folder import SiteFolder
+from dpfl.methods import find
 from dpfl.runs.deployment import STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
+from dpfl.runs.for_method import for_method
 from dpfl.runs.site_file import SITE_FILE, SiteFile
 from dpfl.runs.toml_file import read_toml
 
@@ -50,11 +52,15 @@ def write_example(
     values = read_toml(DATA / "example_study.toml")
     values["study"] |= {"sites": sorted(BUDGETS), "classes": dataset.classes}
     values["study"]["feature_shape"] = list(dataset.features.shape[1:])
-    values["method"]["name"] = method or values["method"]["name"]
-    values["run"]["rounds"] = rounds
+    if method is not None:
+        values = for_method(values, method, compared=False)
+    known = find(values["method"]["name"])
+    if known.model is None:  # it does not plan its own
+        values["run"]["rounds"] = rounds
     values["network"]["port"] = port
     if secure_sum:
-        values |= {"secure_sum": {}, "method": {**values["method"], "local_steps": 1}}
+        one_step = {"local_steps": 1} if "local_steps" in known.settings else {}
+        values |= {"secure_sum": {}, "method": {**values["method"], **one_step}}
     study = StudyFile.from_dict(values, "example")
     make_study(server, study)
     for name, epsilon in BUDGETS.items():

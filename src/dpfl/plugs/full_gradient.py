@@ -30,6 +30,8 @@ from dpfl.privacy.exposure import Exposure
 from dpfl.privacy.unsampled import unsampled_multiplier
 
 ALL = 1 << 40  # more records than anybody has
+RESERVED = 1.2e-3
+"""The share of delta that plans leave: more than a filter keeps (Renyi's part is in its curve)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +86,11 @@ class FullGradient(DpSgd):
         budget, target = self._target(terms, participant)
         numbers = sum(numbers for _, numbers in terms.releases)
         numbers += terms.participations * terms.parameters
-        aside = 0.0
-        if self.shares_noise:  # everyone draws noise, and a sum costs something beside it
-            numbers, aside = numbers * terms.population, SUM_DELTA
-        delta = budget.delta * (1 - aside)
+        if self.shares_noise:  # everyone draws noise
+            numbers *= terms.population
+        # A hair less than there is: filters keep a reserve of their own, and a sum costs something
+        # beside its noise.
+        target, delta = target * (1 - 1e-6) - 3e-7, budget.delta * (1 - RESERVED)
         return 1 / unsampled_multiplier(target, delta, budget.accountant, numbers)
 
     def _can_plan(self, terms: Terms, participant: Participant) -> bool:
