@@ -33,7 +33,7 @@ def experiment_of(case: str) -> Experiment:
             "partition": PARTITION,
             "budgets": {"epsilon": GRANTS, "delta": DELTA},
             "method": {"name": name, **CASES[case]},
-            "run": {"seed": 5, **({} if planned else {"rounds": 3})},
+            "run": {"seed": 5, **({} if case == "preconditioned" else {"rounds": 2})},
             **({"secure_sum": {"colluders": 1}} if name != "preconditioned" else {}),
         }
     )

@@ -14,7 +14,8 @@ def with_own_model(values: Any) -> Any:
     if own is None:
         return values
     given = values.get("model", {})
-    return {**values, "model": {**own, **given}} if isinstance(given, dict) else values
+    whole = {"run": {}, **values}  # rounds are planned
+    return {**whole, "model": {**own, **given}} if isinstance(given, dict) else whole
 
 
 def for_method(values: Plain, method: str, *, compared: bool = True) -> Plain:
