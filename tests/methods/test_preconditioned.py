@@ -17,19 +17,23 @@ import dpfl
 from dpfl import testing
 from dpfl.core.errors import ConfigurationError, DataError, PrivacyRefusal
 from dpfl.core.layout import Layout
-from dpfl.core.random import PublicSeed
-from dpfl.core.types import Claims, Cohort, Rows, Terms
-from dpfl.data.featured import with_features
+from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.core.types import Claims, Cohort, Rows, Terms, unit_called
 from dpfl.methods.preconditioned import BiasVarianceWeights
+from dpfl.models.featured import with_features
 from dpfl.models.features import FeatureMap, make_features
 from dpfl.models.preconditioning import OnFeatures, Whiten, linear_head, split_features
 from dpfl.plugs.preconditioning import Standardising, UnitMean, Whitening
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.unsampled import unsampled_multiplier
+from dpfl.rounds import Agreement, buffer_shapes, enrol
+from dpfl.rounds.members import honest_members
+from dpfl.rounds.release import release_answer
 from dpfl.runs.experiment import Experiment, for_method
 from dpfl.sim.experiment import run_experiment, setup_of
 from dpfl.strategy.planning_rules import Rules
 from dpfl.strategy.preconditioning import signal_of
+from dpfl.tasks import CLASSIFICATION
 
 DEMO: dict[str, Any] = {
     "data": {"name": "digits"},
@@ -188,13 +192,13 @@ def test_features_that_break_their_bound_are_refused_by_client(factor: float, sa
 
 def test_the_rest_of_a_model_has_the_names_and_the_tensors_of_the_whole() -> None:
     model = linear_head(make_features("table", (3,)), 2)
-    features, rest = split_features(model)
+    features, rest = split_features(model, CLASSIFICATION)
     assert features is model.features
     named = dict(rest.named_parameters()) | dict(rest.named_buffers())
     whole = dict(model.named_parameters()) | dict(model.named_buffers())
     assert named.keys() <= whole.keys()
     assert all(named[name] is whole[name] for name in named)
-    assert split_features(rest) == (None, rest)
+    assert split_features(rest, CLASSIFICATION) == (None, rest)
     assert isinstance(model, OnFeatures)
 
 
@@ -313,3 +317,52 @@ def test_a_round_is_charged_before_it_is_computed() -> None:
         charged = {round_ for round_, _ in ledger.charged("x", dpfl.Observer.SERVER)}
         assert charged == set(range(simulation.agreement.first_round, 1))
         assert simulation.agreement.first_round < 0
+
+
+# -- what a server may send ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [1e-9, 1e-3, 1.0, 50.0])
+def test_a_server_cannot_make_the_noise_of_a_release_smaller(sent: float) -> None:
+    """The terms' noise level names a step; integers follow from the client's own budget."""
+    model = linear_head(make_features("table", (6,)), 2)
+    strategy = dpfl.preconditioned_sum(force=True).for_model(model)
+    clients = {f"c{i}": (torch.eye(6).repeat(5, 1), torch.arange(30) % 2) for i in range(4)}
+    budgets = {name: dpfl.Budget(epsilon=1.0, delta=1e-5) for name in clients}
+    members = honest_members(dpfl.Federation.from_arrays(clients, budgets=budgets))
+    claims = {name: member.claims for name, member in members.items()}
+    layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)
+    honest = enrol(strategy, claims, None, layout, shapes)
+    levels = (sent,) * len(honest.terms.release_noise)
+    told = replace(honest, terms=replace(honest.terms, release_noise=levels))
+
+    def integers(agreement: Agreement) -> torch.Tensor:
+        rng, grid = SecretRng.simulated(PublicSeed(1)), agreement.upload_grid(-1, 4)
+        assert grid is not None
+        return release_answer(agreement, -1, members["c0"], model, rng, 4) / grid.step
+
+    assert torch.allclose(integers(told), integers(honest), rtol=1e-9)
+
+
+# -- persons, and networks of the user's own -------------------------------------------------------
+
+
+def test_persons_with_several_records_are_refused_before_anything_is_released() -> None:
+    with pytest.raises(ConfigurationError, match="single records"):
+        dpfl.preconditioned().protecting(unit_called("patient"), single=False)
+
+
+def test_a_model_of_persons_stays_whole() -> None:
+    model, single = linear_head(make_features("table", (3,)), 2), CLASSIFICATION
+    several = PerPerson(single=single, records=2)
+    assert split_features(model, several) == (None, model)
+
+
+def test_features_are_computed_in_evaluation_mode() -> None:
+    """Dropout would draw, and other layers could mix records."""
+    backbone = nn.Sequential(nn.Dropout(0.5)).train()
+    rows = torch.ones(20, 2)
+    federation = dpfl.Federation.from_arrays({"a": (rows, [0, 1] * 10)})
+    made = with_features(federation, backbone)
+    assert bool((made.shards["a"].features == 1).all())
+    assert backbone[0].training  # as it was

@@ -44,8 +44,7 @@ class Records:
     def mapped(self, make: Callable[[Tensor], Tensor], spans: Sequence[Span]) -> Records:
         """Return records whose features ``make`` computes, in the stretches that are held.
 
-        They are computed in evaluation of a few hundred records at a time; elsewhere there are
-        zeros.
+        They are computed for a few hundred records at a time; elsewhere there are zeros.
         """
         held = torch.zeros(len(self.labels), dtype=torch.bool)
         for first, last in spans:

@@ -115,7 +115,8 @@ class BoundSite(LoadedSite):
         seed = PublicSeed(study.run.seed).child("secret") if study.seeded else None
         if request.round in agreement.measurements:
             return self._measure(request, agreement, seed), private
-        features, model = split_features(study.build_model())
+        task = self.federation(study.learned()).task  # of persons, where the site's schema has them
+        features, model = split_features(study.build_model(), task)
         workshop = Workshop(
             agreement=agreement,
             run=request.run,

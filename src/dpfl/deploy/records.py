@@ -13,7 +13,6 @@ from dpfl.core.files import write_safely
 from dpfl.core.promise import SUMMED
 from dpfl.core.types import Plain, Unit
 from dpfl.data.building import ClientTable, arrays_of
-from dpfl.data.featured import with_features
 from dpfl.data.federation import Federation
 from dpfl.data.records import Shard
 from dpfl.data.schema import Schema
@@ -24,6 +23,7 @@ from dpfl.deploy.site_folder import SiteFolder
 from dpfl.engine.base import Engine
 from dpfl.methods import METHODS
 from dpfl.models import check_model
+from dpfl.models.featured import with_features
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.rounds.members import Member, honest_members
 from dpfl.runs.deployment import StudyFile, site_task

@@ -172,7 +172,7 @@ class FineHogConvolutions(FineHog):
     smallest = 12
 
     def add_parts(self) -> None:
-        """Draw the filters."""
+        """Draw the 64 filters of the convolutions, the same in every build."""
         self.convolutions = RandomConvolutions(channels=1, filters=64)
 
     def image_features(self, images: Tensor) -> Tensor:

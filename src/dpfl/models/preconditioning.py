@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dpfl.core.checks import check, one_of, whole_number
 from dpfl.models.features import FeatureMap, Kind, unit
+from dpfl.tasks import Task
 
 CENTRE, WHITEN, STANDARDISE = "centre.mean", "whiten.matrix", "standardise.scale"
 """The buffers that are released: a mean, a whitening matrix, or a scale for each feature."""
@@ -103,12 +104,13 @@ class OnFeatures(nn.Sequential):
         self.features.requires_grad_(False)
 
 
-def split_features(model: nn.Module) -> tuple[nn.Module | None, nn.Module]:
+def split_features(model: nn.Module, task: Task) -> tuple[nn.Module | None, nn.Module]:
     """Return the features of a model and the rest of it; None and the model where it has none.
 
-    Parameters and buffers have the same names in the rest as in the model, and are the same.
+    Parameters and buffers have the same names in the rest as in the model, and are the same. A
+    model whose ``task`` takes several records of a person at once stays whole.
     """
-    if not isinstance(model, OnFeatures):
+    if not (isinstance(model, OnFeatures) and task.plain):
         return None, model
     (_, features), *rest = model.named_children()
     return features, nn.Sequential(OrderedDict(rest))

@@ -78,9 +78,11 @@ def release_answer(
     grid = agreement.upload_grid(round_, drawn)
     if grid is None:
         return Grid.of(multiplier * release.bound).noised(total, rng).to(torch.float32)
-    if local.own_scale:  # of which the common noise is the noise that its own budget asks for
-        total /= multiplier
-    return grid.noisy_integers(total, rng, LARGEST_RELEASE).mul_(grid.step)
+    noise, step = grid, grid.step
+    if local.own_scale:  # noise as its own budget asks for, whatever the terms call a step
+        share = agreement.strategy.channel.noise_share(multiplier * release.bound, drawn)
+        noise = Grid.of(share)
+    return noise.noisy_integers(total, rng, LARGEST_RELEASE).mul_(step)
 
 
 class _Reached(Exception):

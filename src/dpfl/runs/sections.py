@@ -209,5 +209,6 @@ class MethodSection(BaseModel):
             check(not planned, "[server]", problem, "leave the section out")
             assert run.rounds is not None
             strategy = server.over(strategy, run.rounds)
-        alone = secure_sum is None or declared.secure
-        return strategy if alone or secure_sum is None else secure_sum.over(strategy)
+        if secure_sum is None or declared.secure:
+            return strategy
+        return secure_sum.over(strategy)

@@ -10,9 +10,9 @@ from dataclasses import replace
 from torch import nn
 
 from dpfl.core.layout import Layout
-from dpfl.data.featured import with_features
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Evaluation
+from dpfl.models.featured import with_features
 from dpfl.models.preconditioning import split_features
 from dpfl.rounds.members import Member
 
@@ -27,7 +27,7 @@ class TrainedPart:
     def __init__(
         self, *, model: nn.Module, layout: Layout, federation: Federation, device: str
     ) -> None:
-        self._features, self.model = split_features(model)
+        self._features, self.model = split_features(model, federation.task)
         self._layout, self._federation, self._device = layout, federation, device
         self._evaluation: Evaluation | None = None
         if self._features is None:

@@ -57,5 +57,5 @@ class Rules:
 def _numbers(
     *, rounds: int, clip: float, lr: float, mean: float, second: float
 ) -> dict[str, float]:
-    names = ("rounds", "clip", "lr", "mean_share", "second_share")
-    return dict(zip(names, (float(rounds), clip, lr, mean, second), strict=True))
+    shares = {"mean_share": mean, "second_share": second}
+    return {"rounds": float(rounds), "clip": clip, "lr": lr, **shares}

@@ -119,7 +119,8 @@ class Slots:
         stays as it is.
         """
         problem = f"its releases before round one take single records, not all of a {unit}'s"
-        check(single or not self.releases, self.name, problem, "use records_per_person = 1")
+        released = bool(self.releases) or self.recipe is not None
+        check(single or not released, self.name, problem, "use records_per_person = 1")
         if not self.unit.of_data or unit is self.unit:
             return self
         alone = f"a {unit} with data at several clients has a privacy loss at each of them"

@@ -10,19 +10,22 @@ from torch import Tensor, nn
 from dpfl.data.federation import Federation
 from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.data.records import Records, Shard, Span, check_data
+from dpfl.models.checks import in_mode
 
 
 def with_features(federation: Federation, features: nn.Module | None) -> Federation:
     """Return the same federation with public ``features`` of its records in their place.
 
-    A client whose features are not finite numbers, or are longer than the map's ``bound``, is
-    refused by name. Records of persons stay as they are.
+    They are computed in evaluation mode. A client whose features are not finite numbers, or are
+    longer than the map's ``bound``, is refused by name.
     """
-    if features is None or not federation.task.plain:
+    if features is None:
         return federation
     made: dict[int, Records] = {}
-    for records, spans in _storages(federation.shards).values():
-        made[id(records)] = records.mapped(partial(_featured, features, federation.inputs), spans)
+    with in_mode(features, training=False):
+        for records, spans in _storages(federation.shards).values():
+            make = partial(_featured, features, federation.inputs)
+            made[id(records)] = records.mapped(make, spans)
     shards, bound = {}, float(getattr(features, "bound", torch.inf))
     for client, own in federation.shards.items():
         train, test = made[id(own.train)], made[id(own.test)]
