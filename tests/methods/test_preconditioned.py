@@ -34,6 +34,7 @@ from dpfl.sim.experiment import run_experiment, setup_of
 from dpfl.strategy.planning_rules import Rules
 from dpfl.strategy.preconditioning import signal_of
 from dpfl.tasks import CLASSIFICATION
+from dpfl.tasks.persons import PerPerson
 
 DEMO: dict[str, Any] = {
     "data": {"name": "digits"},
@@ -354,7 +355,7 @@ def test_persons_with_several_records_are_refused_before_anything_is_released() 
 
 def test_a_model_of_persons_stays_whole() -> None:
     model, single = linear_head(make_features("table", (3,)), 2), CLASSIFICATION
-    several = PerPerson(single=single, records=2)
+    several = PerPerson(task=single)
     assert split_features(model, several) == (None, model)
 
 
