@@ -26,7 +26,7 @@ from dpfl.engine.personal_finish import (
 )
 from dpfl.models.features import make_features
 from dpfl.models.preconditioning import linear_head, split_features
-from dpfl.tasks import Binary, Classification, PerPerson, Regression, Task
+from dpfl.tasks import CLASSIFICATION, Binary, Classification, PerPerson, Regression, Task
 
 SIZE, CLASSES = 12, 3
 TASK = Classification(classes=CLASSES)
@@ -205,7 +205,7 @@ def test_nothing_but_own_records_is_read_and_the_model_stays_as_it_is(model: nn.
 def test_features_may_be_given_in_place_of_records(model: nn.Module) -> None:
     """As a simulation does, which computes them once."""
     shard = shard_of(60, seed=10)
-    features, rest = split_features(model)
+    features, rest = split_features(model, CLASSIFICATION)
     assert features is not None
     made = Shard.of(
         features(shard.features), shard.labels, features(shard.test_features), shard.test_labels
