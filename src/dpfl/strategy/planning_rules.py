@@ -12,6 +12,10 @@ from dpfl.models.preconditioning import CONSTANTS
 MOST_WHITENED = 4096
 """With more features a Gram matrix takes too much memory and upload: there is no whitening."""
 
+AGREEMENT = 4.0
+"""How much more the signal of whole clients counts, for images and tables: their mean gradients
+agree, and nearly all of them are as long as the clip, where those of single records point apart."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
@@ -25,17 +29,27 @@ class Rules:
 
     @property
     def reach(self) -> float:
-        """sqrt(K d): the signal that is as strong as the noise on all parameters."""
-        return math.sqrt(self.classes * (self.size + (self.kind in CONSTANTS)))
+        """sqrt(K d), less for whole clients: the signal that is as strong as the noise."""
+        parameters = self.classes * (self.size + (self.kind in CONSTANTS))
+        return math.sqrt(parameters) / self.agreement
+
+    @property
+    def agreement(self) -> float:
+        """How much more the signal of whole clients counts; 1 for records."""
+        return AGREEMENT if self.whole and self.kind != "text" else 1.0
 
     def plan(self, signal: float) -> dict[str, float]:
         """Plan rounds, clip, learning rate and the shares of the releases."""
         rules = {"images": self._images, "tables": self._tables, "text": self._text}
-        return {"signal": signal, "reach": signal / self.reach, **rules[self.kind](signal)}
+        rule = self._whole if self.whole else rules[self.kind]
+        return {"signal": signal, "reach": signal / self.reach, **rule(signal)}
+
+    def _whole(self, signal: float) -> dict[str, float]:
+        rate = min(30.0 if self.kind == "images" else 1.5, signal / 50)
+        second = 0.0 if self.kind == "images" and self.size > MOST_WHITENED else 0.15
+        return _numbers(rounds=32, clip=0.03, lr=rate, mean=0.15, second=second)
 
     def _images(self, signal: float) -> dict[str, float]:
-        if self.whole:
-            return _numbers(rounds=16, clip=0.03, lr=15.0, mean=0.05, second=0.10)
         constant = 0.04 if signal < 2_000 else 0.045
         rate = constant * self.classes * signal**0.7
         if signal < 32 * math.sqrt(self.size) or self.size > MOST_WHITENED:

@@ -137,7 +137,7 @@ class Preconditioning(Recipe):
         signal = strategy_signal(strategy, claims)
         numbers = self.rules.plan(signal)
         if self.whiten is False and self.rules.kind == "images":
-            numbers |= {"mean_share": 0.08, "second_share": 0.0}
+            numbers |= {"mean_share": max(0.08, numbers["mean_share"]), "second_share": 0.0}
         fits = self.rules.size <= MOST_WHITENED
         problem = f"a Gram matrix of {self.rules.size} features is too large to release"
         remedy = f"use a map of at most {MOST_WHITENED} features, or leave whiten out"
@@ -178,15 +178,15 @@ class Preconditioning(Recipe):
         signal = "sum of mu_i sqrt(h) n_i / sqrt(k)" if rules.summed else "sqrt(sum (mu_i n_i)^2)"
         second = {"images": "whitening", "tables": "scales", "text": "scales"}[rules.kind]
         shares = f"mean {own['mean_share']:.3g}, {second} {own['second_share']:.3g}"
+        sizes = f"K = {rules.classes}, d = {rules.size}"
+        counted = "S" if rules.agreement == 1 else f"{rules.agreement:.3g} S (whole clients)"
         if rules.kind == "images" and own["second_share"] == 0:
             why = "too many features" if rules.size > MOST_WHITENED else "S < 32 sqrt(d)"
+            why = "as asked" if self.whiten is False else why
             shares = f"mean {own['mean_share']:.3g}, no whitening ({why})"
         return [
             ("signal S", f"{own['signal']:.4g} = {signal}"),
-            (
-                "reach r",
-                f"{own['reach']:.3g} = S / sqrt(K d), K = {rules.classes}, d = {rules.size}",
-            ),
+            ("reach r", f"{own['reach']:.3g} = {counted} / sqrt(K d), {sizes}"),
             ("rounds", f"{own['rounds']:.0f}, full batch ({rules.kind})"),
             ("clip, learning rate", f"{own['clip']:.3g}, {own['lr']:.4g}"),
             ("shares of mu^2", f"{shares}, the rest for the rounds"),
