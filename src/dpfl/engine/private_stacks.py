@@ -90,7 +90,7 @@ class ClippedSums:
         than one record's contribution. Sums that leave the client stay in double precision, and are
         cut off at ``LARGEST_SUM``.
         """
-        block, totals, cut_off = self._block, self._rooms[0][0], 0
+        block, totals, cut_off = self._block, self._rooms[0][0], False
         leaves, most_held = block.first.sum_only, LARGEST_SUM if block.first.sum_only else _EXACT
         multipliers = [p.noise_multiplier if block.noisy else math.inf for p in block.phases]
         # How large a sum may become in each step.
@@ -109,7 +109,7 @@ class ClippedSums:
                 if number:
                     (totals if wide is None else wide).add_(own)
             if wide is not None:
-                cut_off += int((wide.abs() > most_held).sum())
+                cut_off |= bool((wide.abs() > most_held).any())
                 wide.clamp_(-most_held, most_held)
             yield (
                 wide
@@ -120,9 +120,9 @@ class ClippedSums:
             )
         if cut_off:
             warnings.warn(
-                f"{cut_off} coordinate(s) of clipped sums were cut off at {most_held // SCALE} "
-                "standard deviations of noise; privacy holds, but use smaller batches (this count "
-                "is private: it must not leave this machine)",
+                f"clipped sums were cut off at {most_held // SCALE} standard deviations of noise; "
+                "privacy holds, but use smaller batches (that this happened is private: it must "
+                "not leave this machine)",
                 RuntimeWarning,
                 stacklevel=3,
             )
