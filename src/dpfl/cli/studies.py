@@ -183,7 +183,7 @@ def study(
     A study file holds one base experiment, what varies, the methods, how they are tuned and the
     seeds. Runs that are in the folder already are not repeated.
 
-    For instance: dpfl study studies/pfa/table2.toml --record
+    For instance: dpfl study studies/pfa/logistic.toml --record
     """
     from dpfl.experiments.compare import run_study
     from dpfl.experiments.results import StudyResult
