@@ -40,7 +40,11 @@ MANY = 40
 """Names that fit under an axis; more clients than this are numbered."""
 
 _FIRST = ("#1f6f8b", "#d1603d", "#5b8c3e", "#8a5a9e", "#b8860b")
-COLOURS = (*_FIRST, "#c44569", "#4a4e8f", "#2a9d8f", "#7f5539", "#6c757d")
+_SECOND = ("#c44569", "#4a4e8f", "#2a9d8f", "#7f5539", "#6c757d")
+_THIRD = ("#3a86ff", "#fb8500", "#7cb518", "#d264b6", "#0b3954")
+_FOURTH = ("#9d0208", "#00b4d8", "#a68a64", "#588157", "#7209b7")
+COLOURS = (*_FIRST, *_SECOND, *_THIRD, *_FOURTH)
+"""As many as a comparison of all methods of one family has curves."""
 _WORDS = toml_asset("figures.toml")
 
 

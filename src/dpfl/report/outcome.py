@@ -61,12 +61,16 @@ def _score(run: ReportRun) -> float:
 
 
 def score_by_round(case: Case) -> list[Chart]:
-    """Draw one figure per unit; a run that is still running has a figure of its own."""
+    """Draw one figure per unit; a run that is still running has a figure of its own.
+
+    The legend is in the order in which the curves end, the highest first.
+    """
     finished = all(run.finished for run in case.first.values())
     found: dict[str, list[Series]] = {}
     for unit, methods in (case.by_unit() if finished else {"": case.methods}).items():
         drawn = [_by_round(label, runs) for label, runs in methods.items()]
-        found[unit] = [series for series in drawn if series.x]
+        shown = [series for series in drawn if series.x]
+        found[unit] = sorted(shown, key=lambda series: -(series.y[-1] or 0.0))
     first = next(iter(case.first.values()))
     return _per_unit("score-by-round", found, **_words(first))
 
