@@ -69,7 +69,7 @@ def test_it_learns_where_budgets_differ_a_hundredfold(
 
 
 def test_forty_whole_clients_are_enough_to_learn_from(tmp_path: Path) -> None:
-    """The signal of 82 counts fourfold: single records with so little of it would end near 80 %."""
+    """Their signal, 82, counts fourfold: mean gradients of clients agree."""
     values = for_method(DEMO, "preconditioned_sum")
     values["method"]["unit"] = "client"
     values |= {

@@ -44,7 +44,7 @@ _SECOND = ("#c44569", "#4a4e8f", "#2a9d8f", "#7f5539", "#6c757d")
 _THIRD = ("#3a86ff", "#fb8500", "#7cb518", "#d264b6", "#0b3954")
 _FOURTH = ("#9d0208", "#00b4d8", "#a68a64", "#588157", "#7209b7")
 COLOURS = (*_FIRST, *_SECOND, *_THIRD, *_FOURTH)
-"""As many as a comparison of all methods of one family has curves."""
+"""Enough for a comparison of the largest family, baselines included."""
 _WORDS = toml_asset("figures.toml")
 
 

@@ -12,7 +12,7 @@ from dpfl.models.preconditioning import CONSTANTS
 MOST_WHITENED = 4096
 """With more features a Gram matrix takes too much memory and upload: there is no whitening."""
 
-AGREEMENT = 4.0
+COHERENCE = 4.0
 """How much more the signal of whole clients counts, for images and tables: their mean gradients
 agree, and nearly all of them are as long as the clip, where those of single records point apart."""
 
@@ -31,12 +31,12 @@ class Rules:
     def reach(self) -> float:
         """sqrt(K d), less for whole clients: the signal that is as strong as the noise."""
         parameters = self.classes * (self.size + (self.kind in CONSTANTS))
-        return math.sqrt(parameters) / self.agreement
+        return math.sqrt(parameters) / self.coherence
 
     @property
-    def agreement(self) -> float:
+    def coherence(self) -> float:
         """How much more the signal of whole clients counts; 1 for records."""
-        return AGREEMENT if self.whole and self.kind != "text" else 1.0
+        return COHERENCE if self.whole and self.kind != "text" else 1.0
 
     def plan(self, signal: float) -> dict[str, float]:
         """Plan rounds, clip, learning rate and the shares of the releases."""

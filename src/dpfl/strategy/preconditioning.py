@@ -179,7 +179,7 @@ class Preconditioning(Recipe):
         second = {"images": "whitening", "tables": "scales", "text": "scales"}[rules.kind]
         shares = f"mean {own['mean_share']:.3g}, {second} {own['second_share']:.3g}"
         sizes = f"K = {rules.classes}, d = {rules.size}"
-        counted = "S" if rules.agreement == 1 else f"{rules.agreement:.3g} S (whole clients)"
+        counted = "S" if rules.coherence == 1 else f"{rules.coherence:.3g} S (whole clients)"
         if rules.kind == "images" and own["second_share"] == 0:
             why = "too many features" if rules.size > MOST_WHITENED else "S < 32 sqrt(d)"
             why = "as asked" if self.whiten is False else why
