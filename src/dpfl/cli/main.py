@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "describe": ("plan:describe", "Print pipeline, promise, epsilons, noise and bytes."),
     "plan": ("plan:plan", "Plan methods before training, and say what to try first."),
     "plan-power": ("plan_power:plan_power", "Plan a static over-the-air channel."),
+    "attack": ("attack:app", "Attack a simulation: inversion, membership, poisoning."),
     "predict": ("predict:predict", "Predict with a trained model for the records of a file."),
     "report": ("report:report", "Write an HTML page about runs."),
     "watch": ("report:watch", "Serve the report of a run while it is running."),

@@ -6,7 +6,7 @@ closed. Its record, its seconds and a checkpoint are on disk before the next rou
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -53,10 +53,10 @@ from dpfl.strategy import Strategy
 
 Progress = Callable[[int, int, RoundRecord], None]
 """Called after every round with its number, how many there are, and its record."""
-
 After = Callable[["Simulation"], str | None]
 """Called after every round; a sentence that it returns ends the run, and says why."""
-
+Tap = Callable[[State, Plan, Sequence[Uplink]], Sequence[Uplink]]
+"""Sees what clients send before the server does, and returns what arrives."""
 _STAGES = ("open", "clients", "close", "evaluate")
 
 
@@ -74,7 +74,7 @@ class Simulation:
     the operator's record and results; ``digest`` names the experiment that a checkpoint belongs
     to. ``accounted`` is a metric that is measured on test records within the plan. ``built`` are
     the name and settings of a model that dpfl built. ``flags`` are raised beside those that follow
-    from the run itself.
+    from the run itself. ``tap`` is an adversary between clients and server.
     """
 
     model: nn.Module
@@ -93,6 +93,7 @@ class Simulation:
     accounted: AccountedMetric | None = None
     built: Plain | None = None
     flags: tuple[RaisedFlag, ...] = ()
+    tap: Tap | None = None
 
     def __post_init__(self) -> None:
         federation, run, task = self.federation, self.run, self.federation.task
@@ -208,8 +209,9 @@ class Simulation:
         blocks = blocks_of(self.agreement, active, workers.engine)
         uplinks = workers.run(plan.downloads, blocks, self.private)
         uplinks = truth.lost_on_the_way(uplinks, self.dropout, self.run, state.round)
-        for client, why in sorted(abstaining.items()):
-            uplinks.append(Uplink(client=client, payload=None, reason=why))
+        silent = sorted(abstaining.items())
+        uplinks += [Uplink(client=client, payload=None, reason=why) for client, why in silent]
+        uplinks = uplinks if self.tap is None else list(self.tap(state, plan, uplinks))
         marks.append(time.perf_counter())
         # ---- server: aggregate, evaluate ---------------------------------------------------------
         noise = truth.true_noise(self.agreement, active)

@@ -1,0 +1,115 @@
+"""What adversaries see of a simulated run, and runs in which somebody is missing.
+
+The simulation is the one that :func:`dpfl.train` plays, with a tap between clients and server: what
+is recorded are the bytes that leave clients after local work, stages and accounting.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpfl.core.checks import check
+from dpfl.core.types import Observer, Rows, State, Total
+from dpfl.data.federation import Federation
+from dpfl.data.records import Shard
+from dpfl.privacy.events import History
+from dpfl.privacy.ledger import open_ledger
+from dpfl.rounds import Plan, Uplink, server_view
+from dpfl.sim.loop import Simulation
+from dpfl.sim.opening import Setup
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedRound:
+    """One round, or one release before round one: the server's state before it, what it sent, and
+    what came back.
+    """
+
+    state: State
+    plan: Plan
+    uplinks: tuple[Uplink, ...]
+
+
+@dataclass(kw_only=True, eq=False)
+class Observation:
+    """A run that was played, and all that left its clients.
+
+    ``simulation`` is the run itself, with its agreement and final state; ``rounds`` are what was
+    seen, releases before round one included.
+    """
+
+    simulation: Simulation
+    rounds: list[ObservedRound] = field(default_factory=list)
+
+    @property
+    def training(self) -> list[ObservedRound]:
+        """The rounds of training, without the releases before them."""
+        return [one for one in self.rounds if one.state.round >= 0]
+
+    @property
+    def releases(self) -> list[ObservedRound]:
+        """The releases before round one."""
+        return [one for one in self.rounds if one.state.round < 0]
+
+    def server_view(self, seen: ObservedRound) -> Rows | Total:
+        """What the server sees of a round of training: rows, or a sum where it sees no more."""
+        own = self.simulation
+        return server_view(own.agreement, seen.state, seen.plan, seen.uplinks, own.run)
+
+    def world_view(self) -> list[Tensor]:
+        """The global models that are published: before the first round, and after each."""
+        return [*(one.state.model for one in self.training), self.simulation.state.model]
+
+    def history(self, client: str, observer: Observer) -> History:
+        """What all planned releases and rounds cost a client against an adversary, as events."""
+        own = self.simulation
+        plan = own.agreement.plan(observer, own.members[client].participant)
+        amplified = observer is Observer.WORLD and own.agreement.amplified
+        terms = own.agreement.terms
+        return plan.times(terms.rounds if amplified else terms.participations)
+
+
+def observe(setup: Setup, **more: Any) -> Observation:
+    """Play a simulation to its end, without a folder, and record what leaves its clients.
+
+    ``more`` are arguments of :class:`~dpfl.sim.loop.Simulation` beside those of the ``setup``.
+    """
+    with closing(open_ledger(None, True, "renyi")) as ledger:
+        simulation = setup.simulation(setup.new_name(unique=True), ledger, **more)
+        observation = Observation(simulation=simulation)
+
+        def record(state: State, plan: Plan, uplinks: Sequence[Uplink]) -> Sequence[Uplink]:
+            seen = ObservedRound(state=state, plan=plan, uplinks=tuple(uplinks))
+            observation.rounds.append(seen)
+            return uplinks
+
+        simulation.tap = record
+        simulation.play()
+    return observation
+
+
+def without(federation: Federation, absent: Mapping[str, Tensor]) -> Federation:
+    """The federation with some training records replaced by nothing, as under zero-out adjacency.
+
+    ``absent`` marks the records of each client that are missing. They become what is not a number:
+    a record (or, where a client's update is clipped as a whole, a client) whose gradient is not
+    finite contributes exactly zero, and the number of records, which is public, stays the same.
+    """
+    shards = dict(federation.shards)
+    for client, missing in absent.items():
+        shard = shards[client]
+        same = missing.shape == (shard.examples,)
+        problem = f"{len(missing)} marks for {shard.examples} records"
+        check(same, f"client '{client}'", problem, "mark every training record")
+        floating = shard.features.is_floating_point()
+        problem, remedy = "records are not numbers", "use a data set of numbers or images"
+        check(floating, f"client '{client}'", problem, remedy)
+        features = shard.features.clone()
+        features[missing] = torch.nan
+        kept = shard.labels, shard.test_features, shard.test_labels
+        shards[client] = Shard.of(features, *kept)
+    return replace(federation, shards=shards)

@@ -1,0 +1,9 @@
+"""``dpfl attack``: inversion, membership and poisoning, played against a simulation.
+
+An attack takes an experiment, as ``dpfl run`` does, and plays it on this machine. It never talks to
+a deployment.
+"""
+
+from dpfl.cli import options as o
+
+app = o.group("Attack a simulation of an experiment: invert, membership, poison.")
