@@ -18,7 +18,7 @@ from dpfl.data.federation import Federation
 from dpfl.data.records import Shard
 from dpfl.privacy.events import History
 from dpfl.privacy.ledger import open_ledger
-from dpfl.rounds import Plan, Uplink, server_view
+from dpfl.rounds import Plan, Uplink, released_view, server_view
 from dpfl.sim.loop import Simulation
 from dpfl.sim.opening import Setup
 
@@ -59,6 +59,11 @@ class Observation:
         """What the server sees of a round of training: rows, or a sum where it sees no more."""
         own = self.simulation
         return server_view(own.agreement, seen.state, seen.plan, seen.uplinks, own.run)
+
+    def released_view(self, seen: ObservedRound) -> Mapping[str, Tensor] | Tensor:
+        """What the server sees of a release: each client's answer, or their sum."""
+        own = self.simulation
+        return released_view(own.agreement, seen.state, seen.plan, seen.uplinks, own.run)
 
     def world_view(self) -> list[Tensor]:
         """The global models that are published: before the first round, and after each."""

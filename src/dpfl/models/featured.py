@@ -17,7 +17,8 @@ def with_features(federation: Federation, features: nn.Module | None) -> Federat
     """Return the same federation with public ``features`` of its records in their place.
 
     They are computed in evaluation mode. A client whose features are not finite numbers, or are
-    longer than the map's ``bound``, is refused by name.
+    longer than the map's ``bound``, is refused by name. Records that are no numbers themselves
+    stand for nothing, and so do their features.
     """
     if features is None:
         return federation
@@ -30,7 +31,9 @@ def with_features(federation: Federation, features: nn.Module | None) -> Federat
     for client, own in federation.shards.items():
         train, test = made[id(own.train)], made[id(own.test)]
         shards[client] = shard = replace(own, train=train, test=test)
-        for x in (shard.features, shard.test_features):
+        pairs = (own.features, shard.features), (own.test_features, shard.test_features)
+        for raw, featured in pairs:
+            x = featured[torch.isfinite(raw).flatten(1).all(dim=1)]
             good = bool(torch.isfinite(x).all())
             problem, remedy = "has features that are not finite numbers", "check its records"
             check_data(good, f"client '{client}'", problem, remedy)

@@ -204,6 +204,19 @@ def server_view(
     The arguments are those of :func:`close_round`. A channel that adds noise draws it again: the
     same noise where the run is seeded.
     """
+    return _arrived(agreement, plan, uplinks, run).seen(state)
+
+
+def released_view(
+    agreement: Agreement, state: State, plan: Plan, uplinks: Sequence[Uplink], run: Run
+) -> Mapping[str, Tensor] | Tensor:
+    """The same of a release before round one: every client's answer, or the sum of all."""
+    arrival = _arrived(agreement, plan, uplinks, run)
+    secure = agreement.strategy.secure
+    return arrival.added_up(state).vector if secure else arrival.messages
+
+
+def _arrived(agreement: Agreement, plan: Plan, uplinks: Sequence[Uplink], run: Run) -> Arrival:
     arrival = Arrival(agreement, plan, run, dict.fromkeys(plan.cohort.ids, "no answer"))
     arrival.take(uplinks, None)
-    return arrival.seen(state)
+    return arrival

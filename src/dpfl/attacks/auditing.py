@@ -1,0 +1,182 @@
+"""Audit a method: lower bounds on its epsilons, beside what it claims.
+
+Each method meets three tests, in both readings of adjacency: many canaries in few runs, one canary
+in many tiny runs, and the support test of :mod:`dpfl.testing`. The first two give lower bounds that
+hold with the confidence asked for, all of them together. An audited epsilon above the claimed one
+refutes the claim. Audits find gross errors; they prove no guarantee.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dpfl.attacks.audit_plan import TESTS, Audit, adversaries, check_audited, games
+from dpfl.attacks.audit_result import AuditLine, AuditResult, ControlResult
+from dpfl.attacks.canaries import Bools, Game, Scorer
+from dpfl.attacks.claims import Claim
+from dpfl.attacks.lower_bounds import (
+    LowerBound,
+    Trials,
+    canary_bounds,
+    repeated_bound,
+    separation,
+)
+from dpfl.attacks.observation import Observation
+from dpfl.attacks.support import NOT_RUN, support_test
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.types import Observer
+from dpfl.methods import find
+from dpfl.strategy.method import Method
+
+LARGEST_CLAIM = 25.0
+"""Beyond it no number of trials that anybody has time for comes near."""
+
+Progress = Callable[[str, int, int], None]
+Misstate = Callable[[Game, Observation], Claim]
+Fault = Callable[[], AbstractContextManager[Any]]
+
+
+def audit(
+    methods: Sequence[str],
+    how: Audit | None = None,
+    *,
+    controls: int = 0,
+    progress: Progress = lambda stage, done, total: None,
+) -> AuditResult:
+    """Audit methods by name, each against every adversary it claims anything against.
+
+    ``controls`` is how often each deliberate fault is put into each method, to see how often the
+    tests catch it.
+
+    >>> found = audit(["fedavg_dp"], Audit(canaries=60, trials=64, rounds=1, seed=1))
+    >>> [line.refuted for line in found.lines]
+    [False, False]
+    """
+    from dpfl.attacks.faults import caught_in
+
+    how, began = how or Audit(), time.perf_counter()
+    found, left_out = [], {}
+    for number, name in enumerate(methods):
+        progress(name, number, len(methods))
+        try:
+            found += list(audit_lines(find(name), how))
+        except (ConfigurationError, PrivacyRefusal) as refusal:
+            left_out[name] = str(refusal)
+    caught: list[ControlResult] = []
+    for name in methods if controls else ():
+        if name not in left_out:
+            caught += caught_in(find(name), how, controls, progress)
+    progress("done", len(methods), len(methods))
+    return AuditResult(
+        lines=tuple(found),
+        controls=tuple(caught),
+        left_out=left_out,
+        confidence=how.confidence,
+        seconds=time.perf_counter() - began,
+        seeded=how.seed is not None,
+    )
+
+
+def audit_lines(
+    method: Method,
+    how: Audit,
+    *,
+    misstate: Misstate | None = None,
+    fault: Fault = nullcontext,
+    observers: Sequence[Observer] = (),
+) -> Iterator[AuditLine]:
+    """Audit one method: a line for every adversary and reading.
+
+    ``fault`` breaks the code while the games are played, and ``misstate`` claims something else:
+    both are for controls. A method that claims nothing, or whose clients send nothing, is refused.
+    """
+    strategy = check_audited(method, how)
+    support = NOT_RUN if misstate else support_test(method, strategy, fault)
+    for observer in observers or adversaries(strategy):
+        for reading in how.readings:
+            played = games(method, strategy, how, observer, reading)
+            line = _line(method, played, how, misstate, fault)
+            if line is not None:
+                yield replace(line, support=support)
+
+
+def _line(
+    method: Method,
+    played: tuple[Game, Game],
+    how: Audit,
+    misstate: Misstate | None,
+    fault: Fault,
+) -> AuditLine | None:
+    """Both games of one adversary and reading; None where nothing is claimed."""
+    many, few = played
+    nobody = np.zeros(many.canaries, dtype=bool)
+    claims = misstate or (lambda game, seen: game.claim(seen))
+    claim = claims(many, many.play(nobody, 1))
+    if not claim.finite or claim.epsilon() > LARGEST_CLAIM:
+        return None
+    confidence, coins = 1 - (1 - how.confidence) / TESTS, 2 * how.coins
+    trials = _together(_played(many, -(-how.canaries // many.canaries), coins, how.seed, fault))
+    bounds = canary_bounds(trials, claim, confidence)
+    own = claims(few, few.play(np.zeros(few.canaries, dtype=bool), 1))
+    runs = list(_played(few, how.runs(few), coins + 1, how.seed, fault))
+    bounds.append(_repeated(runs, own, confidence))
+    return AuditLine(
+        method=method.name,
+        promise=claim.promise,
+        reading=many.adjacency,
+        delta=claim.delta,
+        claimed=claim.epsilon(),
+        bounds=tuple(bounds),
+    )
+
+
+def _played(
+    game: Game,
+    runs: int,
+    coins: int,
+    seed: int | None,
+    fault: Fault,
+) -> Iterator[Trials]:
+    """Play a game so many times, with new coins, and score every run."""
+    scorer, rng = Scorer.learn(game, 7), np.random.default_rng(coins)
+    for number in range(runs):
+        present: Bools = rng.random(game.canaries) < 0.5
+        with fault():
+            seen = game.play(present, None if seed is None else seed + 1000 + number)
+        yield scorer.trials(game, seen, present)
+
+
+def _together(runs: Iterator[Trials] | Sequence[Trials]) -> Trials:
+    own = list(runs)
+    scores = np.concatenate([one.scores for one in own])
+    return Trials(scores=scores, present=np.concatenate([one.present for one in own]))
+
+
+def _repeated(runs: Sequence[Trials], claim: Claim, confidence: float) -> LowerBound:
+    """Choose statistic and threshold on half of the runs, and try them on the others.
+
+    The statistic is the score, or the score less its mean where the unit was not there: noise that
+    repeats from run to run is found by the latter.
+    """
+    half = len(runs) // 2
+    centres = _centres(runs[:half])
+    options = [np.zeros_like(centres), centres]
+    choice = max(options, key=lambda own: separation(_together(_less(runs[:half], own))))
+    chosen_on, tried_on = (_together(_less(part, choice)) for part in (runs[:half], runs[half:]))
+    return repeated_bound(chosen_on, tried_on, claim, confidence)
+
+
+def _centres(runs: Sequence[Trials]) -> np.ndarray:
+    scores = np.stack([one.scores for one in runs])
+    absent = ~np.stack([one.present for one in runs])
+    return np.asarray((scores * absent).sum(axis=0) / np.maximum(1, absent.sum(axis=0)))
+
+
+def _less(runs: Sequence[Trials], centres: np.ndarray) -> list[Trials]:
+    return [replace(one, scores=one.scores - centres) for one in runs]

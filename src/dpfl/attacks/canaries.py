@@ -1,0 +1,176 @@
+"""The game of an audit: canaries that are there or not, and what an adversary sees of each.
+
+Canaries are units whose contribution is as large as it can be, in directions of their own
+(:mod:`dpfl.attacks.probes`). A fair coin decides for each whether it is there (zero-out), or
+whether it is e_j or -e_j (replace-one). What is seen of it are *sources*: one number in every round
+and release, its coordinate of the victim's row, of the sum, or of the published model. The score is
+the likelihood ratio of Gaussian sources: each is weighted by its signal over its variance. Both are
+learned by playing the game twice on paper, under the same made-up noise, with all canaries and with
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpfl.attacks.claims import Claim
+from dpfl.attacks.lower_bounds import Trials
+from dpfl.attacks.observation import Observation, observe
+from dpfl.attacks.probes import PARTS, Floats, Probe, build_probe, canary_federation, coordinates
+from dpfl.core.random import PublicSeed
+from dpfl.core.types import Adjacency, Budget, Observer, Rows
+from dpfl.sim.opening import Setup
+from dpfl.strategy import Strategy
+
+Bools = NDArray[np.bool_]
+FILLERS = 3
+"""Clients without a canary, whose budget is larger."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Game:
+    """A federation of canaries, and the strategy that is audited.
+
+    ``adjacency`` is the reading: what a coin decides. ``observer`` is the adversary whose view is
+    scored. With ``apart`` every one of the ``canaries`` is at a client of its own; otherwise all
+    are records of one client. ``budget`` is that of their clients. ``play_on`` plays a setup: the
+    simulator, unless it is replaced.
+    """
+
+    strategy: Strategy
+    probe: Probe
+    adjacency: Adjacency
+    observer: Observer
+    budget: Budget
+    rounds: int | None
+    canaries: int
+    apart: bool
+    engine: str = "stacked"
+    play_on: Callable[[Setup], Observation] = observe
+
+    @property
+    def own_rows(self) -> bool:
+        """Whether the adversary sees a row of each canary's own: they may share a direction."""
+        rows = self.strategy.channel.sees_rows and not self.strategy.local.pooled
+        return self.observer is Observer.SERVER and rows and self.apart
+
+    @property
+    def directions(self) -> NDArray[np.int64]:
+        """The coordinate of each canary."""
+        return np.zeros(self.canaries, np.int64) if self.own_rows else np.arange(self.canaries)
+
+    @property
+    def size(self) -> int:
+        """How many coordinates a record has; a multiple of the parts of a split model."""
+        return -(-max(int(self.directions.max()) + 1, PARTS) // PARTS) * PARTS
+
+    @property
+    def _clients(self) -> list[str]:
+        return [f"c{number:05}" for number in range(self.canaries if self.apart else 1)]
+
+    def play(self, present: Bools, seed: int | None) -> Observation:
+        """Play all rounds with the canaries that are ``present``.
+
+        Without a ``seed`` noise is drawn from the operating system.
+        """
+        absent = -1.0 if self.adjacency is Adjacency.REPLACE_ONE else 0.0
+        marks = np.where(present, 1.0, absent).reshape(len(self._clients), -1)
+        own = self.directions, self.size, self.budget
+        return self.play_on(
+            Setup(
+                model=build_probe(self.probe, self.size),
+                federation=canary_federation(self.probe, marks, *own, fillers=FILLERS),
+                strategy=self.strategy,
+                rounds=self.rounds,
+                seed=PublicSeed(seed or 0),
+                seeded=seed is not None,
+                name="audit",
+                digest="audit",
+                description="",
+                settings={"evaluate_every": 10**6, "engine": self.engine},
+            )
+        )
+
+    def claim(self, observation: Observation, observer: Observer | None = None) -> Claim:
+        """What a client with a canary is charged against the game's adversary, or another one.
+
+        It is read under the game's adjacency; where samples of a fixed size have a bound under
+        replace-one only, under that.
+        """
+        client, simulation = self._clients[0], observation.simulation
+        seen_by = observer or self.observer
+        history, reading = observation.history(client, seen_by), self.adjacency
+        if any(event.sampling == "uniform" for event in history):
+            reading = Adjacency.REPLACE_ONE
+        promise = replace(simulation.strategy.promise, observer=seen_by, adjacency=reading)
+        budget = simulation.members[client].budget or self.budget
+        return Claim(history=history, adjacency=reading, delta=budget.delta, promise=promise)
+
+    # -- what is seen ------------------------------------------------------------------------------
+
+    def sources(self, observation: Observation) -> Floats:
+        """What the adversary sees of each canary: a row a round or release, a column a canary."""
+        if self.observer is Observer.WORLD:
+            models, buffers = observation.world_view(), observation.simulation.state.buffers
+            steps = [after - before for before, after in pairwise(models)]
+            return np.stack([self._shown([step], buffers) for step in steps])
+        released = [self._release(observation.released_view(one)) for one in observation.releases]
+        found = [one for one in released if one is not None]
+        for seen in observation.training:
+            view, buffers = observation.server_view(seen), seen.state.buffers
+            if not isinstance(view, Rows):
+                found.append(self._shown([view.vector], buffers))
+                continue
+            rows = dict(zip(view.cohort.ids, view.matrix, strict=True))
+            none = torch.zeros(view.layout.size)  # who was not drawn sends nothing
+            found.append(self._shown([rows.get(c, none) for c in self._clients], buffers))
+        return np.stack(found)
+
+    def _shown(self, vectors: list[Tensor], buffers: Mapping[str, Tensor]) -> Floats:
+        """What one vector shows of all canaries, or a vector a canary of its own."""
+        read = [coordinates(self.probe, vector, buffers) for vector in vectors]
+        return self._picked(read)
+
+    def _picked(self, read: list[Floats]) -> Floats:
+        if len(read) == 1:
+            return np.asarray(read[0][self.directions])
+        pairs = zip(read, self.directions, strict=True)
+        return np.array([one[direction] for one, direction in pairs])
+
+    def _release(self, answers: Mapping[str, Tensor] | Tensor) -> Floats | None:
+        """What a mean, or the diagonal of a Gram matrix, shows of canaries; None where a release
+        has another form.
+        """
+        size = self.size
+        diagonal = [row * size - row * (row - 1) // 2 for row in range(size)]
+        own = [answers] if isinstance(answers, Tensor) else [answers[c] for c in self._clients]
+        read = [one.double().numpy() for one in own]
+        if len(read[0]) == size * (size + 1) // 2:
+            read = [one[diagonal] for one in read]
+        return self._picked(read) if len(read[0]) == size else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorer:
+    """How sources become scores: one weight each."""
+
+    weights: Floats
+
+    @classmethod
+    def learn(cls, game: Game, seed: int) -> Scorer:
+        """Learn signal and spread of every source on paper, under made-up noise."""
+        nobody = np.zeros(game.canaries, dtype=bool)
+        absent = game.sources(game.play(nobody, seed))
+        signal = (game.sources(game.play(~nobody, seed)) - absent).mean(axis=1)
+        return cls(weights=signal / np.maximum(absent.var(axis=1), 1e-300))
+
+    def trials(self, game: Game, observation: Observation, present: Bools) -> Trials:
+        """Score what was seen of every canary."""
+        return Trials(scores=self.weights @ game.sources(observation), present=present)
