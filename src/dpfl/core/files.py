@@ -1,11 +1,15 @@
-"""Where caches are, and writing that leaves the old content or the new, never half of either."""
+"""Where caches are, reading JSON that anybody may have written, and writing that leaves the old
+content or the new, never half of either.
+"""
 
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from dpfl.core.errors import FolderError, disk_error
 
@@ -15,6 +19,28 @@ def cache_folder() -> Path:
     if named := os.environ.get("DPFL_CACHE"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpfl"
+
+
+_HALF_CHARACTERS = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parsed(text: str | bytes, **how: Any) -> Any:
+    """Read JSON; a ValueError says why it cannot be read, however it is wrong.
+
+    Lists within lists without end are refused, and so are halves of characters: neither can be
+    written again. ``how`` are arguments of :func:`json.loads`.
+
+    >>> parsed('["\\\\ud83d\\\\ude42", 1]')[1]
+    1
+    """
+    words = text.decode() if isinstance(text, bytes) else text
+    try:
+        found = json.loads(words, **how)
+        if _HALF_CHARACTERS.search(words):
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
+    except RecursionError as error:
+        raise ValueError("it holds lists within lists without end") from error
 
 
 def sync_folder(folder: Path) -> None:

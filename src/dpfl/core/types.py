@@ -87,7 +87,7 @@ class ClientSettings:
         check(one, "client settings", problem, "give one of the two")
         for name in ("batch_size", "local_steps", "local_epochs"):
             if (value := getattr(self, name)) is not None:
-                whole_number("client settings", name, value)
+                object.__setattr__(self, name, whole_number("client settings", name, value))
         learning_rate("client settings", lr=1.0 if self.lr is None else self.lr)
 
     def over(self, default: ClientSettings) -> ClientSettings:

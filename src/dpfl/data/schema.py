@@ -255,6 +255,6 @@ class Schema:
         except OSError as error:
             problem = f"cannot be read ({error.strerror})"
             raise ConfigurationError(str(path), problem, "check the path") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # or a number of thousands of digits
             raise ConfigurationError(str(path), f"is not TOML ({error})", "fix it") from error
         return cls.from_dict(values, str(path))

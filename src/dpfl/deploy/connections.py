@@ -6,11 +6,11 @@ that name. The study lists the names. With TLS, Flower lets in registered keys o
 must come with every later answer; it is kept in ``enrolment.json`` over a restart.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from dpfl.core.errors import PeerError
+from dpfl.core.errors import FolderError, PeerError
+from dpfl.core.files import parsed
 from dpfl.core.types import Claims
 from dpfl.deploy.messages import Introduction, Message, Reply
 from dpfl.deploy.processes import SITES
@@ -192,7 +192,10 @@ class Connections:
 def registered_keys(folder: Path) -> dict[str, int]:
     """Read which node has the key that was registered for each site; none without TLS."""
     try:
-        found = json.loads((folder / NODES).read_text())
+        found = parsed((folder / NODES).read_text())
+        return {site: int(node) for site, node in found.items()}
     except FileNotFoundError:
         return {}
-    return {site: int(node) for site, node in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        where, remedy = str(folder / NODES), "start the server again: it is written then"
+        raise FolderError(where, f"cannot be read ({error})", remedy) from error

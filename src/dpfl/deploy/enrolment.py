@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dpfl.core.checks import check
 from dpfl.core.errors import CheckpointError, PeerError
-from dpfl.core.files import write_safely
+from dpfl.core.files import parsed, write_safely
 from dpfl.core.types import Claims, Plain
 from dpfl.core.version import __version__
 from dpfl.deploy.connections import Connections
@@ -58,7 +58,7 @@ class EnrolmentFile:
     def read(cls, folder: Path) -> EnrolmentFile:
         """Read back what was written when the sites enrolled."""
         try:
-            told = json.loads((folder / ENROLMENT).read_text())
+            told = parsed((folder / ENROLMENT).read_text())
             return cls(
                 run=told["run"],
                 study=told.get("study"),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from safetensors import torch as safetensors
 
-from dpfl.core.files import write_safely
+from dpfl.core.files import parsed, write_safely
 from dpfl.core.layout import Layout
 from dpfl.data.federation import Federation
 from dpfl.deploy.outcome import Outcome, outcomes
@@ -75,9 +75,9 @@ def finish_of(
 def _kept(path: Path, key: str) -> FinishScores | None:
     """Read a finish that is kept; None where there is none for the model and records of a key."""
     try:
-        values = json.loads(path.read_text())
+        values = parsed(path.read_text())
         return FinishScores.from_dict(values) if values["key"] == key else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

@@ -29,6 +29,7 @@ from typing import Any
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, PeerError, PrivacyRefusal
+from dpfl.core.files import parsed
 from dpfl.core.types import Claims, Plain, Terms
 
 HELLO, TERMS, TRAIN, SUM, END = "hello", "terms", "train", "sum", "end"  # the kinds of requests
@@ -106,7 +107,7 @@ def read_header(text: str) -> Plain:
     problem = f"has a header of {len(text)} characters"
     check(len(text) <= LARGEST_HEADER, "message", problem, "send at most a million", PeerError)
     with readable("message"):
-        header = json.loads(text)
+        header = parsed(text)
         write_header(header)  # what can be read can be written: it is handed on, and kept
     check(isinstance(header, dict), "message", "is not a table", SAME_VERSION, PeerError)
     return dict(header)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpfl.core.errors import CheckpointError, PeerError
-from dpfl.core.files import write_safely
+from dpfl.core.files import parsed, write_safely
 from dpfl.secure_sum.session import Roster
 from dpfl.secure_sum.state import Shares
 
@@ -44,7 +44,7 @@ class OpenSum:
     def read(cls, folder: Path, round_: int) -> OpenSum | None:
         """Read how far the sum of a round has come; None where it has not begun."""
         try:
-            told = json.loads((folder / SUM).read_bytes())
+            told = parsed((folder / SUM).read_bytes())
             if told["round"] != round_:
                 return None
             return cls(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfl.core.errors import CheckpointError
-from dpfl.core.files import write_safely
+from dpfl.core.files import parsed, write_safely
 from dpfl.core.types import Cohort, State
 from dpfl.rounds import Agreement, Plan
 from dpfl.rounds.codec import decode_download
@@ -48,7 +48,7 @@ class OpenedRound:
         """Read it back; None where no round was opened."""
         try:
             first, _, rest = (folder / OPENED).read_bytes().partition(b"\n")
-            header = json.loads(first)
+            header = parsed(first)
             bodies, start = [], 0
             for length in header["lengths"]:
                 bodies.append(rest[start : start + length])

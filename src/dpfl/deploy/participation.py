@@ -22,7 +22,7 @@ from flwr.app import Message as FlowerMessage
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError, DpflError, PeerError
-from dpfl.core.files import hold_folder, write_safely
+from dpfl.core.files import hold_folder, parsed, write_safely
 from dpfl.deploy.fleet import Fleet, NotTaken, ServerAway, StillConnected
 from dpfl.deploy.inbox import Inbox, Unusable
 from dpfl.deploy.messages import (
@@ -252,7 +252,7 @@ def _fingerprint(certificate: Path | None) -> str:
 def _noted_node(path: Path, own: list[Any]) -> int | None:
     """Return the connection that this very folder had when its process was killed."""
     try:
-        noted = json.loads(path.read_text())
+        noted = parsed(path.read_text())
         return int(noted["node"]) if noted["folder"] == own else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from dpfl.core.files import write_safely
+from dpfl.core.files import parsed, write_safely
 from dpfl.deploy.messages import round_name
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import RunFolder
@@ -57,7 +57,7 @@ class Progress:
     def read(cls, folder: Path) -> Progress:
         """Read what the server has written; empty where it has written nothing yet."""
         try:
-            told = json.loads((folder / PROGRESS).read_text())
+            told = parsed((folder / PROGRESS).read_text())
             sites = {
                 site: SiteProgress(**{**said, "state": SiteState(said["state"])})
                 for site, said in told["sites"].items()

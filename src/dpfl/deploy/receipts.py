@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DpflError, FolderError, PeerError
-from dpfl.core.files import append_line, write_safely
+from dpfl.core.files import append_line, parsed, write_safely
 from dpfl.deploy.messages import round_name
 
 RECEIPTS, SIGNING_KEY = "receipts.jsonl", "signing.key"
@@ -98,7 +98,7 @@ def read_receipts(path: Path) -> Iterator[Receipt]:
     """Read the receipts in a file, oldest first; a line that was cut off or damaged is left out."""
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError, KeyError, TypeError):
-            yield Receipt.read(json.loads(line))
+            yield Receipt.read(parsed(line))
 
 
 def check_held(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfl.core.files import parsed
 from dpfl.core.types import Plain
 from dpfl.deploy.processes import noted_process
 from dpfl.deploy.site_folder import FINISH, MODELS, SAYS, SITE_PROCESS, SiteFolder
@@ -65,6 +65,6 @@ def _finished(folder: Path) -> dict[str, str]:
     for path in (folder / MODELS).glob(f"*/{FINISH}"):
         # A file that cannot be read is made again by dpfl site evaluate.
         with suppress(OSError, ValueError, KeyError, TypeError):
-            values = json.loads(path.read_text())
+            values = parsed(path.read_text())
             found[str(values["run"])] = str(values["sentence"])
     return found

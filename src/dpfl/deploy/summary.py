@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfl.core.errors import FolderError
-from dpfl.core.files import write_safely
+from dpfl.core.errors import FolderError, read_problem
+from dpfl.core.files import parsed, write_safely
 from dpfl.core.types import Plain, Promise
 from dpfl.core.version import __version__
 from dpfl.deploy.processes import FAILED, noted_process
@@ -26,6 +26,7 @@ from dpfl.rounds.record import EffectiveNoise, RoundRecord
 from dpfl.runs.deployment import LINK_PROCESS, StudyFile
 from dpfl.runs.folder import RunFolder
 from dpfl.runs.result import RoundCount, Spread, promise_in
+from dpfl.runs.validation import check_types
 
 FORMAT = "dpfl-deployment-1"
 _PLAIN = ("run", "study", "method", "parameters", "bytes_up", "payload_bytes_up", "bytes_down")
@@ -108,10 +109,12 @@ class DeploymentSummary:
     def load(cls, folder: RunFolder) -> DeploymentSummary | None:
         """Read ``summary.json``; None where the study has not ended."""
         try:
-            return cls.from_dict(json.loads(folder.summary.read_text()))
+            found = cls.from_dict(parsed(folder.summary.read_text()))
+            check_types(found)
+            return found
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             where, remedy = str(folder.summary), "restore it from a backup"
             raise FolderError(where, f"cannot be read ({error!r})", remedy) from error
 
@@ -146,11 +149,7 @@ class StudyStatus:
             rounds=tuple(folder.read_rounds()),
             summary=DeploymentSummary.load(folder),
             progress=progress if running else progress.afterwards(),
-            seconds=Spread.of(
-                seconds
-                for line in folder.read_lines(folder.timings)
-                for seconds in line["seconds"].values()
-            ),
+            seconds=Spread.of(_seconds(folder)),
         )
 
     @property
@@ -213,6 +212,17 @@ def measured_values(study: StudyFile, history: Sequence[RoundRecord]) -> tuple[P
             about = {"after": done, "metric": study.accounted.metric}
             found.append({**about, **vars(record.measured)})
     return tuple(found)
+
+
+def _seconds(folder: RunFolder) -> list[float]:
+    """How long sites took to answer, over all rounds."""
+    try:
+        lines = [line["seconds"] for line in folder.read_lines(folder.timings)]
+        check_types(lines, list[dict[str, float]])
+        return [seconds for line in lines for seconds in line.values()]
+    except (KeyError, ValueError) as error:
+        problem, remedy = f"cannot be read ({read_problem(error)})", "restore it from a backup"
+        raise FolderError(str(folder.timings), problem, remedy) from error
 
 
 def _failure(path: Path) -> str:

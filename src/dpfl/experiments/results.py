@@ -15,7 +15,7 @@ from typing import Any
 
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError, read_problem
-from dpfl.core.files import write_safely
+from dpfl.core.files import parsed, write_safely
 from dpfl.core.html import text_of
 from dpfl.core.types import Observer, Plain, Promise
 from dpfl.experiments.study import Values, distinct
@@ -23,6 +23,7 @@ from dpfl.experiments.trial import Trial as Trial
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs.folder import RESULTS_FORMAT
 from dpfl.runs.result import EpsilonSpread, RoundCount, Summary, promise_in
+from dpfl.runs.validation import check_types
 from dpfl.tasks import MetricWords
 
 _TABLES = "dpfl.experiments.tables"  # which imports this module
@@ -237,11 +238,13 @@ class StudyResult:
         """Read a results file (``path``, or in that folder); ``remedy`` is advice without one."""
         place = path / "results.json" if path.is_dir() else path
         try:
-            values = json.loads(place.read_text())
+            values = parsed(place.read_text())
             good = isinstance(values, dict) and values.get("format") == RESULTS_FORMAT
             check(good, str(place), "holds no results of a study", remedy, FolderError)
-            return cls.from_dict(values)
-        except (OSError, KeyError, TypeError, ValueError) as error:
+            found = cls.from_dict(values)
+            check_types(found)
+            return found
+        except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             problem = f"cannot be read ({read_problem(error)})"
             raise FolderError(str(place), problem, remedy) from error
 

@@ -3,7 +3,6 @@
 import csv
 import functools
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 
 from dpfl.core.checks import check, positive
 from dpfl.core.errors import ConfigurationError, read_problem, unknown_name
+from dpfl.core.files import parsed
 from dpfl.core.seeds import PublicSeed
 from dpfl.core.types import Budget, Terms
 
@@ -204,12 +204,12 @@ def _number(client: str, value: Any) -> float:
     """Read a number of a client in a file."""
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"'{client}' has {value!r:.60} instead of a number") from None
 
 
 def _json_rows(text: str) -> Iterator[list[Any]]:
-    content = json.loads(text, object_pairs_hook=list)  # a client that is named twice must show
+    content = parsed(text, object_pairs_hook=list)  # a client that is named twice must show
     if not text.lstrip().startswith("{"):
         raise ValueError("it holds no object")
     for client, value in content:

@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from dpfl.core.checks import check
 from dpfl.core.errors import LedgerError, disk_error
+from dpfl.core.files import parsed
 
 Value = str | int | float | None
 Row = tuple[Value, ...]
@@ -168,7 +169,7 @@ def read_head(name: str) -> Head | None:
     """Read the head file; None if there is none."""
     path = head_path(name)
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = parsed(path.read_text(encoding="utf-8"))
         if body["format"] != HEAD_FORMAT:
             raise ValueError(f"format {body['format']}")
         return Head(int(body["number"]), str(body["hash"]))

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from dpfl.core.checks import check, whole_number
 from dpfl.core.errors import ConfigurationError, LedgerError
+from dpfl.core.files import parsed
 from dpfl.core.types import Adjacency, Observer, Unit
 from dpfl.privacy.events import Event, History, merged
 
@@ -59,7 +60,7 @@ class PrivacyCost:
     def from_json(cls, text: str) -> PrivacyCost:
         """Read back what :meth:`to_json` wrote."""
         try:
-            body = json.loads(text)
+            body = parsed(text)
             events, *before = (
                 tuple(map(Event.from_dict, history))
                 for history in (body["events"], *body.get("before", ()))

@@ -12,6 +12,7 @@ import sqlite3
 from collections import defaultdict
 from functools import lru_cache
 
+from dpfl.core.files import parsed
 from dpfl.privacy.chain import Entry, Row, require
 from dpfl.privacy.costs import PrivacyCost, adjacency_of, unit_of, written
 from dpfl.privacy.events import merged
@@ -66,7 +67,7 @@ def _cost(digest: str, body: str, name: str) -> PrivacyCost:
     """Read a stored cost; version 0.1 did not count noise values, and took its noise for ideal."""
     intact = hashlib.sha256(body.encode()).hexdigest()[:32] == digest
     require(intact, name, f"privacy cost {digest[:12]} is missing or was changed")
-    content = json.loads(body)
+    content = parsed(body)
     content["events"] = [{"numbers": 0, **event} for event in content["events"]]
     return PrivacyCost.from_json(json.dumps(content))
 

@@ -47,7 +47,7 @@ def read_run(path: Path, *, finished: bool = True) -> ReportRun:
         summary=summary,
         budgets=known if ended else _budgets(folder.ledger),
         history=folder.read_rounds(),
-        timings=folder.read_lines(folder.timings),
+        timings=folder.read_timings(),
         float_noise=_ledger_format(folder.ledger) == _FLOAT_LEDGER,
     )
 

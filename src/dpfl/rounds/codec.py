@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dpfl.core.checks import check
 from dpfl.core.errors import PeerError
+from dpfl.core.files import parsed
 from dpfl.core.grid import Grid
 from dpfl.core.types import Downlink, Shared
 
@@ -130,7 +131,7 @@ def decode_download(payload: bytes, size: int) -> Downlink:
     try:
         tensors = safetensors.load(payload)
         (length,) = struct.unpack_from("<Q", payload)
-        told = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"]["dpfl"])
+        told = parsed(parsed(payload[8 : 8 + length])["__metadata__"]["dpfl"])
         round_, drawn, start = int(told["round"]), int(told["drawn"]), tensors.pop("start")
         if drawn < 0:
             raise ValueError("a negative number")

@@ -18,7 +18,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dpfl.core.checks import check
-from dpfl.core.errors import CheckpointError
+from dpfl.core.errors import CheckpointError, read_problem
+from dpfl.core.files import parsed
 from dpfl.core.types import State
 
 CHECKPOINT_FORMAT = "dpfl-checkpoint-1"
@@ -70,7 +71,7 @@ class Checkpoint:
         told = (metadata.get("format"), metadata.get("sha256"))
         whole = told == (CHECKPOINT_FORMAT, tensors_digest(tensors))
         check(whole, where, "is damaged or of another version", _RESTORE, CheckpointError)
-        same, remedy = metadata["experiment"] == experiment, "put back the files of this run"
+        same, remedy = metadata.get("experiment") == experiment, "put back the files of this run"
         problem = "belongs to another experiment or to other data"
         check(same, where, problem, remedy, CheckpointError)
 
@@ -78,14 +79,18 @@ class Checkpoint:
             start = f"{name}/"
             return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
 
-        state = State(
-            round=int(metadata["round"]),
-            model=tensors["model"],
-            starts=group("starts"),
-            plugs={slot: group(f"plugs/{slot}") for slot in json.loads(metadata["slots"])},
-            buffers=group("buffers"),
-        )
-        run, private = metadata["run"], group("private")
+        try:
+            state = State(
+                round=int(metadata["round"]),
+                model=tensors["model"],
+                starts=group("starts"),
+                plugs={str(slot): group(f"plugs/{slot}") for slot in parsed(metadata["slots"])},
+                buffers=group("buffers"),
+            )
+            run, private = metadata["run"], group("private")
+        except (KeyError, ValueError, TypeError) as error:
+            problem = f"cannot be read ({read_problem(error)})"
+            raise CheckpointError(where, problem, _RESTORE) from error
         return cls(state=state, run=run, experiment=experiment, private=private)
 
 

@@ -27,13 +27,14 @@ from torch import Tensor
 
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError, read_problem
-from dpfl.core.files import append_line, hold_folder, write_safely
+from dpfl.core.files import append_line, hold_folder, parsed, write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.types import Plain
 from dpfl.engine.evaluation import Scores
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.checkpoint import Checkpoint as Checkpoint
 from dpfl.runs.result import Summary
+from dpfl.runs.validation import check_types
 
 RESULTS_FORMAT = "dpfl-study-1"
 _RESTORE = "restore it from a backup"
@@ -122,6 +123,17 @@ class RunFolder:
                     raise FolderError(str(path), problem, _RESTORE) from error
         return records
 
+    def read_timings(self) -> list[dict[str, float]]:
+        """Read the seconds of every round, by stage."""
+        lines = self.read_lines(self.timings)
+        try:
+            check_types(lines, list[dict[str, float]])
+            if not all({"round", "seconds"} <= line.keys() for line in lines):
+                raise ValueError("a line lacks its round, or its seconds")
+        except ValueError as error:
+            raise FolderError(str(self.timings), f"cannot be read ({error})", _RESTORE) from error
+        return lines
+
     def append_round(self, record: RoundRecord) -> None:
         """Add a round to the operator's record."""
         self.append(self.rounds, record.to_dict())
@@ -130,10 +142,10 @@ class RunFolder:
         """Read the operator's record."""
         try:
             found = [RoundRecord.from_dict(line) for line in self.read_lines(self.rounds)]
-            if not all(isinstance(record.round, int) for record in found):
-                raise TypeError("a round has no number")
+            for record in found:
+                check_types(record)
             return found
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             problem = f"cannot be read ({read_problem(error)})"
             raise FolderError(str(self.rounds), problem, _RESTORE) from error
 
@@ -205,7 +217,7 @@ class RunFolder:
 
 def _table(text: str) -> Plain:
     """Read one JSON object; anything else is a ValueError."""
-    found = json.loads(text)
+    found = parsed(text)
     if not isinstance(found, dict):
         raise ValueError("it is no table of names and values")
     return found

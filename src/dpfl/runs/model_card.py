@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError
-from dpfl.core.files import write_safely
+from dpfl.core.files import parsed, write_safely
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
@@ -106,7 +106,7 @@ class ModelCard:
         remedy = "name the folder of a finished run, or of a saved result"
         check(path.is_file(), str(path), "is not there", remedy, FolderError)
         try:
-            values: Mapping[str, Any] = json.loads(path.read_text())
+            values: Mapping[str, Any] = parsed(path.read_text())
             if values["format"] != CARD_FORMAT:
                 raise ValueError(f"its format is '{values['format']}'")
             told = {name: own for name, own in values.items() if name != "format"}

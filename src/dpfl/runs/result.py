@@ -19,7 +19,7 @@ from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import RaisedFlag
 from dpfl.privacy.statement import Statement
 from dpfl.rounds.record import RoundRecord
-from dpfl.runs.validation import first_problem
+from dpfl.runs.validation import check_types, first_problem
 
 SUMMARY_FORMAT = "dpfl-summary-2"
 _OLDER = "dpfl-summary-1"
@@ -209,8 +209,10 @@ class Summary:
                 "epsilon_against": {o: spread for o, spread in spreads if spread is not None},
                 "statements": [*map(Statement.from_dict, values["statements"])],
             }
-            return _SUMMARY.validate_python({**values, **own})
-        except (KeyError, TypeError, ValueError) as error:
+            found = _SUMMARY.validate_python({**values, **own})
+            check_types(found)
+            return found
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = _reason(error, values)
             remedy = "report it with the dpfl that wrote it"
             raise FolderError(where, f"cannot be read ({reason})", remedy) from error

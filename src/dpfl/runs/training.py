@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfl.core.errors import FolderError
+from dpfl.core.files import parsed
 from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
 from dpfl.plugs.figures import FigureKind, FigureSpec
@@ -125,7 +126,7 @@ class Training:
     def read(cls, path: Path) -> Self:
         """Read the file back; anything else is refused."""
         try:
-            values = json.loads(path.read_text())
+            values = parsed(path.read_text())
             if values.pop("format") != TRAINING_FORMAT:
                 raise ValueError("it is of another format")
             pipeline = tuple((step, words) for step, words in values.pop("pipeline"))

@@ -1,9 +1,10 @@
 """What a file should have held, in the words of dpfl rather than of the validator."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 _KINDS = {
     "int": "a whole number",
@@ -101,3 +102,26 @@ def _wanted(kind: str, told: Mapping[str, Any]) -> str:
     if kind in _BOUNDS:
         return _BOUNDS[kind].format(**told)
     return _KINDS.get(kind.partition("_")[0], "")
+
+
+def check_types(read: object, kind: Any = None) -> None:
+    """Raise a ValueError where a field of a dataclass, or of one in it, is of another type.
+
+    What was read from a file is put into dataclasses as it is; whoever uses it counts on the types
+    that they declare. ``kind`` is the type of what is not a dataclass.
+    """
+    declared: Any = kind or type(read)
+    try:
+        _strict(declared).validate_python([read])
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"][1:]))
+        wanted = _wanted(first["type"], first.get("ctx", {})) or "what belongs there"
+        raise ValueError(f"{place}: {first['input']!r:.60} instead of {wanted}") from error
+
+
+@cache
+def _strict(kind: Any) -> TypeAdapter[Any]:
+    """What checks a dataclass and all that is in it; only in a list can it be told how."""
+    config = ConfigDict(strict=True, revalidate_instances="always", arbitrary_types_allowed=True)
+    return TypeAdapter(list[kind], config=config)

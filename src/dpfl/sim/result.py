@@ -104,7 +104,7 @@ class Result:
             model=load(folder, model=model, task=task).model,
             history=place.read_rounds(),
             summary=place.read_summary(),
-            timings=place.read_lines(place.timings),
+            timings=place.read_timings(),
             card=ModelCard.read(place.card),
             description=(place.training if python else place.experiment).read_text(),
             python=python,

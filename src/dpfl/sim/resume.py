@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from dpfl.core.checks import check
-from dpfl.core.errors import LedgerError
+from dpfl.core.errors import CheckpointError, LedgerError
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import Checkpoint
 from dpfl.sim.loop import Simulation
@@ -18,6 +18,13 @@ def resume(simulation: Simulation, found: Checkpoint) -> None:
     """
     folder = simulation.folder
     assert folder is not None
+    began, at = simulation.state, str(folder.checkpoint)
+    same = (
+        found.state.model.shape == began.model.shape
+        and found.state.plugs.keys() == began.plugs.keys()
+    )
+    problem = "does not hold the model, or the components, of this run"
+    check(same, at, problem, "restore it from a backup", CheckpointError)
     simulation.state, simulation.private, done = found.state, dict(found.private), found.state.round
     where, first = str(folder.ledger), simulation.agreement.first_round
     ledger, name = simulation.run.ledger, simulation.run.name
@@ -26,7 +33,7 @@ def resume(simulation: Simulation, found: Checkpoint) -> None:
     problem = f"ends at round {charged}, the checkpoint at {done - 1}"
     check(good, where, problem, "restore the newest ledger", LedgerError)
     simulation.history, charged_to = folder.cut_back(first, done), ledger.charged(name)
-    seconds = {line["round"]: line for line in folder.read_lines(folder.timings)}
+    seconds = {line["round"]: line for line in folder.read_timings()}
     simulation.timings = [own for round_, own in seconds.items() if round_ < done]
     for line in simulation.history:
         for client in line.arrived:

@@ -123,10 +123,10 @@ class Method:
         kind is refused before the factory sees it.
         """
         known = self.settings
-        for name, value in settings.items():
+        for name in settings:
             hint = "" if name in known else did_you_mean(name, known)
             check(name in known, self._where, f"has no setting '{name}'", hint)
-            _check_kind(self._where, known[name], value)
+        settings = {name: _of_kind(self._where, known[name], own) for name, own in settings.items()}
         needed = [name for name, setting in known.items() if setting.default is setting.empty]
         missing = [name for name in needed if name not in settings]
         problem = f"needs {' and '.join(missing)}"
@@ -182,18 +182,22 @@ def _collected(factory: Factory) -> list[inspect.Parameter]:
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
-def _check_kind(where: str, setting: inspect.Parameter, value: Any) -> None:
-    """Refuse a value of another kind than the setting's: text or nothing where a number belongs,
-    what is not a number, a fraction of a whole one.
+def _of_kind(where: str, setting: inspect.Parameter, value: Any) -> Any:
+    """Return a value as the setting's kind: 2.0 is a whole number where one belongs.
+
+    Any other kind is refused: text or nothing where a number belongs, what is not a number, a
+    fraction of a whole one.
     """
     kinds = _kinds(setting.annotation)
     if Any in kinds or value is setting.default:
-        return
+        return value
     numbers_only = isinstance(value, str) and bool(kinds & {int, float})
     problem = f"{setting.name} = {value!r:.60}" + " is not a number" * numbers_only
     words = [word for kind, word in _WORDS.items() if kind in kinds]
     words = words or [f"a {kind.__name__}" for kind in kinds if kind is not type(None)]
     check(_fits(value, kinds), where, problem, f"give {' or '.join(words)}")
+    whole = int in kinds and float not in kinds and isinstance(value, numbers.Real)
+    return int(value) if whole and not isinstance(value, bool) else value
 
 
 def _fits(value: Any, kinds: set[Any]) -> bool:
