@@ -19,6 +19,7 @@ os.environ["DPFL_CACHE"] = str(Path(__file__).parent.parent / ".pytest_cache" / 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dpfl", max_examples=30, derandomize=True, **_COMMON)
 settings.register_profile("nightly", max_examples=1000, **_COMMON)
+settings.register_profile("fuzz", max_examples=500, print_blob=True, **_COMMON)
 settings.load_profile(os.environ.get("DPFL_HYPOTHESIS", "dpfl"))
 
 
