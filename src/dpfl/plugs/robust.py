@@ -2,8 +2,8 @@
 
 Krum and the geometric median are weights of rows. The trimmed mean and the median mix the rows
 coordinate by coordinate, which no weights of rows do: they replace every row by their result, so
-that any weights that sum to one leave it as it is. All of them look at single rows, and are refused
-where none exist.
+that any weights that sum to one leave it as it is. Clipped rows keep the method's own weights. All
+of them look at single rows, and are refused where none exist.
 """
 
 import math
@@ -14,9 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dpfl.core.checks import check, positive, whole_number
+from dpfl.core.checks import check, clip_bound, positive, whole_number
 from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, PlugOutput, PlugState, Rows, Terms, Total
+from dpfl.numerics import clipping
 from dpfl.plugs.base import Gain, Plug
 from dpfl.plugs.denoise import RowDenoiser
 from dpfl.plugs.weights import Weights
@@ -201,6 +202,31 @@ def trimmed_mean(rows: Tensor, cut: int) -> Tensor:
     cut = min(cut, (len(rows) - 1) // 2)
     kept = rows.sort(dim=0).values[cut : len(rows) - cut]
     return kept.to(torch.float64).mean(dim=0).to(rows.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedRows(RowDenoiser):
+    """Rows longer than ``bound`` are scaled down to it: nobody moves the model further than that
+    times its weight.
+
+    Sun, Kairouz, Suresh, McMahan: *Can You Really Backdoor Federated Learning?*, 2019. ``bound``
+    left out is the median length of the round's rows, which less than half of them cannot move
+    beyond the others. Noise counts as length: rows with much of it are the longest.
+    """
+
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.bound is not None:
+            clip_bound("clipped rows", bound=self.bound)
+
+    def __call__(self, state: PlugState, rows: Rows, round_: int) -> PlugOutput:
+        """Clip every row, and report the bound and the share of rows that were longer."""
+        norms = torch.linalg.vector_norm(rows.matrix, dim=1, dtype=torch.float64)
+        bound = self.bound or float(trimmed_mean(norms[:, None], len(norms)))
+        clipped = clipping.clip(rows.matrix, bound)
+        longer = float((norms > bound).double().mean())
+        return clipped, state, {"bound": bound, "clipped": longer}
 
 
 AGGREGATIONS: dict[str, type[Weights] | type[RowDenoiser]] = {

@@ -9,10 +9,10 @@ from dpfl.core.checks import check
 from dpfl.plugs import step as steps
 from dpfl.runs.toml_file import Section
 from dpfl.strategy import Strategy
-from dpfl.strategy.robust import with_aggregation
+from dpfl.strategy.robust import with_aggregation, with_clipped_rows
 
 _ROBUST = {"byzantine", "selected", "smoothing"}
-_NO_STEP = {"average", "aggregation", *_ROBUST}
+_NO_STEP = {"average", "aggregation", "clip", *_ROBUST}
 
 
 class ServerSection(Section):
@@ -22,7 +22,8 @@ class ServerSection(Section):
     ``tau``). ``lr`` and its ``schedule``, where ``factor`` belongs to the exponential one.
     ``average``: evaluate and publish the mean of all models ("uniform"), or an exponential mean
     with this decay. ``aggregation`` names a robust one (:mod:`dpfl.plugs.robust`), with its
-    settings ``byzantine``, ``selected`` or ``smoothing``.
+    settings ``byzantine``, ``selected`` or ``smoothing``. ``clip`` scales down longer updates of
+    single clients to this norm, or to the median norm of a round ("median").
 
     >>> ServerSection(lr=0.1).step(steps.ServerSgd(), rounds=10).lr.rate
     0.1
@@ -42,6 +43,7 @@ class ServerSection(Section):
     byzantine: int | None = None
     selected: int | None = None
     smoothing: float | None = None
+    clip: Literal["median"] | float | None = None
 
     def over(self, strategy: Strategy, rounds: int) -> Strategy:
         """Return a strategy with this section's optimiser and aggregation."""
@@ -50,8 +52,11 @@ class ServerSection(Section):
         if self.aggregation is None:
             for key in robust:
                 check(False, f"[server] {key}", "belongs to an aggregation", "name one")
+        else:
+            strategy = with_aggregation(strategy, self.aggregation, **robust)
+        if self.clip is None:
             return strategy
-        return with_aggregation(strategy, self.aggregation, **robust)
+        return with_clipped_rows(strategy, None if self.clip == "median" else self.clip)
 
     def step(self, own: steps.Step, rounds: int) -> steps.Step:
         """Return the step that this section asks for, in place of a method's ``own``."""

@@ -6,7 +6,7 @@ from typing import Any
 from dpfl.core.checks import check, one_of
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Observer
-from dpfl.plugs.robust import AGGREGATIONS
+from dpfl.plugs.robust import AGGREGATIONS, ClippedRows
 from dpfl.plugs.weights import UniformWeights, Weights
 from dpfl.strategy.fit import Strategy
 
@@ -31,15 +31,39 @@ def with_aggregation(strategy: Strategy, name: str, **settings: Any) -> Strategy
     for setting in settings:
         remedy = f"it has {' and '.join(sorted(known)) or 'no settings'}"
         check(setting in known, f"[server] {setting}", f"{name} has none", remedy)
-    check(strategy.channel.sees_rows, where, f"'{strategy.name}' delivers a sum, and {name} needs "
-          "the rows of single clients", "use a method with a digital channel")  # fmt: skip
+    _check_rows(strategy, where, name)
+    plug = kind(**settings)
+    if isinstance(plug, Weights):
+        return replace(strategy, weights=plug)
+    _check_not_cleaned(strategy, where, "use krum, geometric_median or another method")
+    return replace(strategy, clean=plug, weights=UniformWeights())
+
+
+def with_clipped_rows(strategy: Strategy, bound: float | None = None) -> Strategy:
+    """Return a strategy whose server scales down rows longer than ``bound``, or than the median
+    length of the round's rows, before it weighs them as the method does.
+
+    *Formal guarantees.* Rows are private before the server sees them, and clipping them is
+    post-processing. Methods whose guarantee rests on noise in a sum are refused, as for any other
+    robust aggregation (:func:`with_aggregation`).
+    """
+    where = "[server] clip"
+    _check_rows(strategy, where, "clipping rows")
+    _check_not_cleaned(strategy, where, "leave clip out, or use another method or aggregation")
+    return replace(strategy, clean=ClippedRows(bound=bound))
+
+
+def _check_rows(strategy: Strategy, where: str, name: str) -> None:
+    """Refuse a strategy whose server has no rows, or none that are private already."""
+    problem = f"'{strategy.name}' delivers a sum, and {name} needs the rows of single clients"
+    check(strategy.channel.sees_rows, where, problem, "use a method with a digital channel")
     problem = f"'{strategy.name}' is protected by noise in a sum, which {name} is not"
     remedy = "use a method whose clients add all of the noise themselves"
     private = strategy.central_noise is None and strategy.observer is not Observer.WORLD
     check(private, where, problem, remedy, PrivacyRefusal)
-    plug = kind(**settings)
-    if isinstance(plug, Weights):
-        return replace(strategy, weights=plug)
+
+
+def _check_not_cleaned(strategy: Strategy, where: str, remedy: str) -> None:
+    """Refuse a strategy that cleans rows itself: there is one way at a time."""
     problem = f"'{strategy.name}' cleans rows in its own way"
-    check(strategy.clean is None, where, problem, "use krum, geometric_median or another method")
-    return replace(strategy, clean=plug, weights=UniformWeights())
+    check(strategy.clean is None, where, problem, remedy)
