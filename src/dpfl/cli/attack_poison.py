@@ -1,0 +1,112 @@
+"""``dpfl attack poison``: one dishonest client, several methods, with and without defences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpfl.cli import console as c
+from dpfl.cli import options as o
+from dpfl.cli.attack_results import OUT, finish
+from dpfl.cli.values import seeds_of
+
+if TYPE_CHECKING:
+    from dpfl.attacks.poison_results import Poisoning
+
+_ATTACKS = "Attacks, separated by commas (default: all)."
+_DEFENCES = "Defences, separated by commas: none, clip, clip=NORM, krum, ... (default: all)."
+_CLIENT = "The dishonest client, by name or number (default: the one with the largest budget)."
+_FACTOR = "What uploads and claims of epsilon are multiplied by."
+
+
+@o.takes_experiment(o.MANY | {"folder": (Path | None, OUT), "quiet": (bool, o.QUIET)})
+def poison(
+    asked: o.Asked,
+    attacks: str = o.opt(_ATTACKS, ""),
+    defences: str = o.opt(_DEFENCES, ""),
+    client: str | None = o.opt(_CLIENT),
+    factor: float = o.opt(_FACTOR, 10.0),
+    seeds: str = o.SEEDS,
+) -> None:
+    """Let one client be dishonest: what it does to the model, and to the others' privacy.
+
+    Methods are compared over paired seeds, with and without defences of the server. Attacks:
+    sign_flip, scale, label_flip, backdoor, misreport, misreport_sign_flip. What a method cannot
+    have is left out and named. The dishonest client trains, clips and adds noise as it should, and
+    changes its records, its claim or its upload.
+
+    For instance: dpfl attack poison examples/demo.toml --methods weiavg,robust_hdp --attacks
+    sign_flip,label_flip --defences none,krum
+    """
+    from dpfl.attacks.defences import DEFENCES
+    from dpfl.attacks.dishonest import ATTACKS
+    from dpfl.attacks.poisoning import poison as library
+    from dpfl.report.poison_page import poison_page
+
+    values, numbers = asked.values(), seeds_of(seeds)
+    names = asked.method_names(values)
+    place = asked.folder or Path("runs")
+    stop = c.interruptible(place, lambda: "nothing was written: run the command again")
+    with stop, c.progress_bar("poison", "", None, asked.quiet) as update:
+        found = library(
+            values,
+            names,
+            attacks=_words(attacks) or tuple(ATTACKS),
+            defences=_words(defences) or DEFENCES,
+            client=client,
+            factor=factor,
+            seeds=numbers,
+            data_folder=asked.data,
+            progress=lambda done, total, note: update(completed=done, total=total, note=note),
+        )
+    page, folder = poison_page(found), asked.folder
+    finish(found, page, lambda: show(found), stem="poison", folder=folder, as_json=asked.json)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """The words of a list that is separated by commas."""
+    return tuple(filter(None, (word.strip() for word in text.split(","))))
+
+
+def show(found: Poisoning) -> None:
+    """Print a table for each method, and what is said about all of them."""
+    from dpfl.report import poison_page as said
+
+    headings = ("defence", "attack", found.words.title, *said.HEADINGS)
+    for one in found.methods:
+        rows = [_row(found, number) for number in _numbers(found, one.name)]
+        c.print_table(headings, rows, title=one.name, left=2)
+        c.out.print()
+    same = [] if found.changed() else [said.SAME]
+    c.print_lines(said.LEGEND, said.dishonest(found), *said.does(found), *same)
+    c.print_lines(*said.promises(found.methods), *said.rests_on(found.methods))
+    for sentence in found.left_out:
+        c.note(f"left out: {sentence}")
+    c.warn(said.warnings(found))
+
+
+def _numbers(found: Poisoning, method: str) -> list[tuple[int, bool]]:
+    """Which cells are of a method, and whether each begins a defence."""
+    before, numbers = "", []
+    for number, cell in enumerate(found.cells):
+        if cell.method == method:
+            numbers.append((number, cell.defence != before))
+            before = cell.defence
+    return numbers
+
+
+def _row(found: Poisoning, place: tuple[int, bool]) -> list[str]:
+    """One line of a table; a defence is named once."""
+    from dpfl.report.poison_page import mean, spread
+    from dpfl.tasks import MetricWords
+
+    number, begins = place
+    cell, share = found.cells[number], MetricWords("accuracy")
+    return [
+        cell.defence if begins else "",
+        cell.attack,
+        spread(found.words, cell.scores) + "*" * bool(cell.diverged),
+        "-" if cell.attack == "none" else mean(found.words, found.drops(cell)),
+        mean(share, cell.backdoors),
+        mean(share, cell.weights),
+    ]
