@@ -1,4 +1,12 @@
-"""One method with one seed and its dishonest client: played under attacks, and tested."""
+"""One method with one seed and its dishonest client: played under attacks, and tested.
+
+A run is the simulation that :func:`dpfl.train` plays, in memory. What it leaves is tested on the
+honest clients' test records alone: what the model is worth to a client that poisons it does not
+count. The same records with the trigger tell how often a backdoor works.
+
+The others' epsilons are read from the ledger of the run, where every client charges its own
+account. They are compared with those of the same run without an attack, and must be equal.
+"""
 
 import copy
 import math
@@ -46,7 +54,10 @@ class Played:
     within: bool
 
     def change(self, plain: Mapping[str, float]) -> float:
-        """By how much any honest client's epsilon differs from that of the ``plain`` run."""
+        """By how much any honest client's epsilon differs from that of the ``plain`` run.
+
+        A client that is charged in one of the two runs only differs by infinity.
+        """
         both = self.epsilons.keys() | plain.keys()
         pairs = [(self.epsilons.get(one, math.inf), plain.get(one, math.inf)) for one in both]
         return max((abs(a - b) for a, b in pairs if a != b), default=0.0)
@@ -86,7 +97,11 @@ class Case:
 
     @classmethod
     def of(cls, setup: Setup, client: str | None = None) -> Self:
-        """Prepare a case; a ``client`` that is left out is the one with the largest budget."""
+        """Prepare a case; a ``client`` that is left out is the one with the largest budget.
+
+        Test records are laid out once, and public features of them are computed once, for all runs
+        of the case.
+        """
         federation, model = setup.federation, copy.deepcopy(setup.model)
         dishonest = dishonest_client(federation, client)
         trigger, layout = Trigger.of(federation, dishonest), Layout.of_module(model)
@@ -185,7 +200,10 @@ class Case:
         return part.evaluation(simulation.published(), personal, private, details=True)
 
     def _backdoor(self, simulation: Simulation) -> float | None:
-        """How many records with the trigger, of another class, are taken for its target."""
+        """The share of records with the trigger, of another class, that are taken for its target.
+
+        None where records have no classes.
+        """
         if self.marked is None:
             return None
         rows = self._scores(self.marked, simulation).confusion
@@ -210,7 +228,10 @@ def dishonest_client(federation: Federation, client: str | None) -> str:
 
 
 def honest_tests(federation: Federation, dishonest: str, trigger: Trigger | None) -> Federation:
-    """The honest clients' test records, with a trigger on all of them if one is given."""
+    """The honest clients' test records, with a trigger on all of them if one is given.
+
+    Each client keeps one training record, which a federation needs and nobody looks at.
+    """
     shards = {}
     for client in federation.ids:
         if client == dishonest:

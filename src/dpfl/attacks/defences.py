@@ -3,6 +3,10 @@
 A defence is a setting of the server that users can switch on, ``[server] clip`` or ``[server]
 aggregation``; here it is laid over a method's strategy, so that methods that plan themselves are
 compared with it as well.
+
+All defences look at rows that are private already, so that they are post-processing and change no
+epsilon. Over a secure sum the server has no rows to look at, and no defence: what one upload can do
+is limited by the bound of its integers alone.
 """
 
 import math
@@ -31,7 +35,10 @@ AIR = (
 
 
 def check_defence(name: str) -> None:
-    """Refuse a name that is not a defence."""
+    """Refuse a name that is not a defence, or a setting that the defence does not have.
+
+    >>> check_defence("clip=0.5")
+    """
     kind, _, bound = name.partition("=")
     if kind not in DEFENCES:
         raise unknown_name("defences", "defence", kind, DEFENCES)
@@ -78,7 +85,12 @@ class Reliance:
 
 
 def reliance(simulation: Simulation, dishonest: str) -> Reliance:
-    """Say what the others' guarantees rest on if the dishonest client leaves out its noise."""
+    """Say what the others' guarantees rest on if the dishonest client leaves out its noise.
+
+    Where every client adds its own noise, or a trusted server does, they do not depend on it. Where
+    clients share one noise, a method counts on some of the shares only: over a secure sum on none
+    of the colluders', elsewhere on those of all but the dropouts that are tolerated.
+    """
     strategy, terms = simulation.strategy, simulation.agreement.terms
     if strategy.observer is Observer.NOBODY:
         return Reliance(words=NOBODY)

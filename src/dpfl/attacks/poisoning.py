@@ -2,6 +2,10 @@
 
 Every method is simulated with every defence under every attack, over paired seeds: the same
 federation, first model, draws and noise. Only what the dishonest client does differs.
+
+What can be run is planned with the first seed, before anything is: a method whose clients upload
+nothing, a defence that a method cannot have and an attack that the data do not allow are left out,
+each with a sentence. A method that the federation cannot run is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -101,7 +105,10 @@ def _setup(base: Plain, method: str, seed: int, data_folder: Path | None) -> Set
 def _planned(
     case: Case, method: str, attacks: Sequence[Attack], defences: Sequence[str]
 ) -> tuple[_Plan | None, list[str]]:
-    """What can be run of a method, None if nothing can, and sentences about the rest."""
+    """What can be run of a method, None if nothing can, and sentences about the rest.
+
+    Defences that are refused for the same reason share a sentence.
+    """
     strategy = case.setup.strategy
     if why := _uploads_nothing(strategy):
         return None, [f"{method}: {why}"]
@@ -145,7 +152,10 @@ def _lacks(case: Case, attack: Attack) -> str:
 
 @dataclass(kw_only=True, eq=False)
 class _Count:
-    """Counts rounds over all runs, and tells ``progress``."""
+    """Counts rounds over all runs, of which there are ``total``, and tells ``progress``.
+
+    ``before`` are the rounds of the runs that came before the present one.
+    """
 
     total: int
     progress: Progress | None
@@ -170,7 +180,11 @@ def _compared(
     left_out: Sequence[str],
     named: bool,
 ) -> Poisoning:
-    """Run everything that was planned."""
+    """Run everything that was planned, and put the results together.
+
+    Of every method, defence and seed the run without an attack comes first: the others are compared
+    with its epsilons.
+    """
     runs = [len(plan.attacks) * len(plan.defences) * plan.rounds for plan in plans]
     count = _Count(total=len(seeds) * sum(runs), progress=progress)
     cells: dict[tuple[str, str, str], list[PoisonedRun]] = {}

@@ -1,4 +1,9 @@
-"""``dpfl attack poison``: one dishonest client, several methods, with and without defences."""
+"""``dpfl attack poison``: one dishonest client, several methods, with and without defences.
+
+Tables go to stdout, one for each method; progress, what is left out and flags go to stderr. The
+folder holds ``results.json`` with every run, and a page. Nothing is kept of a comparison that is
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from dpfl.cli.attack_results import OUT, finish
 from dpfl.cli.values import seeds_of
 
 if TYPE_CHECKING:
-    from dpfl.attacks.poison_results import Poisoning
+    from dpfl.attacks.poison_results import Cell, Poisoning
 
 _ATTACKS = "Attacks, separated by commas (default: all)."
 _DEFENCES = "Defences, separated by commas: none, clip, clip=NORM, krum, ... (default: all)."
@@ -69,12 +74,17 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def show(found: Poisoning) -> None:
-    """Print a table for each method, and what is said about all of them."""
+    """Print a table for each method, and what is said about all of them.
+
+    A method's lines are grouped by defence; the first line of each is the run without an attack.
+    """
+    from dpfl.attacks.poison_results import by_defence
     from dpfl.report import poison_page as said
 
     headings = ("defence", "attack", found.words.title, *said.HEADINGS)
     for one in found.methods:
-        rows = [_row(found, number) for number in _numbers(found, one.name)]
+        groups = by_defence(found.of_method(one.name)).values()
+        rows = [_row(found, cell, not number) for own in groups for number, cell in enumerate(own)]
         c.print_table(headings, rows, title=one.name, left=2)
         c.out.print()
     same = [] if found.changed() else [said.SAME]
@@ -85,25 +95,14 @@ def show(found: Poisoning) -> None:
     c.warn(said.warnings(found))
 
 
-def _numbers(found: Poisoning, method: str) -> list[tuple[int, bool]]:
-    """Which cells are of a method, and whether each begins a defence."""
-    before, numbers = "", []
-    for number, cell in enumerate(found.cells):
-        if cell.method == method:
-            numbers.append((number, cell.defence != before))
-            before = cell.defence
-    return numbers
-
-
-def _row(found: Poisoning, place: tuple[int, bool]) -> list[str]:
-    """One line of a table; a defence is named once."""
+def _row(found: Poisoning, cell: Cell, first: bool) -> list[str]:
+    """One line of a table; a defence is named in its ``first`` line."""
     from dpfl.report.poison_page import mean, spread
     from dpfl.tasks import MetricWords
 
-    number, begins = place
-    cell, share = found.cells[number], MetricWords("accuracy")
+    share = MetricWords("accuracy")
     return [
-        cell.defence if begins else "",
+        cell.defence if first else "",
         cell.attack,
         spread(found.words, cell.scores) + "*" * bool(cell.diverged),
         "-" if cell.attack == "none" else mean(found.words, found.drops(cell)),

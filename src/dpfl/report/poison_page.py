@@ -1,4 +1,8 @@
-"""The page of poisoning: who is dishonest, what it does to the model, and to others' privacy."""
+"""The page of poisoning: who is dishonest, what it does to the model, and to others' privacy.
+
+The sentences are those of the terminal, too. Figures show means over seeds; spreads are in the
+tables. Every epsilon is said to be about a unit, an adjacency and an adversary, and rounded up.
+"""
 
 import statistics
 from collections.abc import Sequence
@@ -42,7 +46,10 @@ _SHARE = MetricWords("accuracy")
 
 
 def dishonest(found: Poisoning) -> str:
-    """Say who is dishonest in which runs, and how it was chosen."""
+    """Say who is dishonest in which runs, and how it was chosen.
+
+    Where budgets are drawn by the seed, the client with the largest one differs from seed to seed.
+    """
     seeds: dict[str, list[str]] = {}
     for one in found.clients:
         budget = "no budget" if one.epsilon is None else f"epsilon {shown(one.epsilon)}"
@@ -72,7 +79,11 @@ def promises(methods: Sequence[AttackedMethod]) -> list[str]:
 
 
 def rests_on(methods: Sequence[AttackedMethod]) -> list[str]:
-    """Say what the others' guarantees rest on when a client leaves out its noise."""
+    """Say what the others' guarantees rest on when a client leaves out its noise.
+
+    Methods of which the same is said are put together. Where clients share noise, the epsilon is
+    stated that the others have left if one more share is missing than the method allows for.
+    """
     alike: dict[str, list[str]] = {}
     for one in methods:
         own, said = one.reliance, one.reliance.words
@@ -84,7 +95,11 @@ def rests_on(methods: Sequence[AttackedMethod]) -> list[str]:
 
 
 def warnings(found: Poisoning) -> list[str]:
-    """Say that noise was seeded, and whose epsilon is not what it is without an attack."""
+    """Say that noise was seeded, and whose epsilon is not what it is without an attack.
+
+    A claim may change a common plan, and with it what others spend of their budgets; that somebody
+    spends more than its budget would be an error of dpfl.
+    """
     said = [SEEDED] if found.seeded else []
     for cell in found.changed():
         most = max(run.epsilon_change for run in cell.runs)
@@ -118,7 +133,7 @@ def _words(name: str) -> str:
 
 
 def _row(found: Poisoning, cell: Cell) -> list[str]:
-    """One line of a method's table."""
+    """One line of a method's table: scores and drops with their spread, the rest as means."""
     change = max(run.epsilon_change for run in cell.runs)
     drop = "-" if cell.attack == "none" else spread(found.words, found.drops(cell))
     return [
@@ -157,7 +172,10 @@ def _bars(found: Poisoning, name: str, cells: Sequence[Cell]) -> Series:
 
 
 def _undefended(found: Poisoning) -> Chart:
-    """All methods side by side, each with its first defence, which is none unless left out."""
+    """All methods side by side under each attack.
+
+    Each is shown with its first defence, which is none unless that was left out.
+    """
     series, named = [], set[str]()
     for one in found.methods:
         defence, cells = next(iter(by_defence(found.of_method(one.name)).items()))
@@ -168,7 +186,10 @@ def _undefended(found: Poisoning) -> Chart:
 
 
 def _backdoors(found: Poisoning) -> list[Chart]:
-    """How often the trigger works, by method and defence, and how often by chance."""
+    """How often the trigger works, by method and defence, and how often by chance.
+
+    Empty where no backdoor was tried.
+    """
     names = [one.name for one in found.methods]
     defences = list(dict.fromkeys(cell.defence for cell in found.cells))
     shown_as = [("no attack", "none", defences[0])]
@@ -194,7 +215,10 @@ def _backdoors(found: Poisoning) -> list[Chart]:
 
 
 def poison_page(found: Poisoning) -> Page:
-    """The page of a comparison: who is dishonest, figures, a table for each method, privacy."""
+    """The page of a comparison: who is dishonest, figures, a table for each method, privacy.
+
+    ``found`` is the result of :func:`dpfl.attacks.poison`, from a run or from a file.
+    """
     rows = [(_words(name), about) for name, about in found.attacks.items()]
     table = Table(headings=("attack", "what the dishonest client does"), rows=rows, names=2)
     who = [dishonest(found), *trigger(found)]
