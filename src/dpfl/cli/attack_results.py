@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dpfl.cli import console as c
 from dpfl.cli import options as o
+from dpfl.core.checks import check
+from dpfl.core.errors import DataError
 
 if TYPE_CHECKING:
     from dpfl.report.rendering import Page
@@ -21,6 +23,19 @@ class Found(Protocol):
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that JSON can carry."""
         ...
+
+
+_DEPLOYED = ("site.toml", "study.toml", "enrolment.json", "token", "signing.key")
+"""Files of a site's or a server's folder."""
+
+
+def check_own_files(values: Mapping[str, Any]) -> None:
+    """Refuse data that are part of a deployment: attacks are played on an operator's own copies."""
+    folder = values.get("data", {}).get("folder")
+    found = [name for name in _DEPLOYED if folder is not None and (Path(folder) / name).exists()]
+    problem = f"is the folder of a deployment (it holds {', '.join(found)})"
+    remedy = "copy the records that may be attacked to a folder of their own"
+    check(not found, str(folder), problem, remedy, DataError)
 
 
 def finish(

@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan:plan", "Plan methods before training, and say what to try first."),
     "plan-power": ("plan_power:plan_power", "Plan a static over-the-air channel."),
     "attack": ("attack:app", "Attack a simulation: inversion, membership, poisoning."),
+    "audit": ("audit:audit", "Audit methods: lower bounds on epsilon beside what they claim."),
     "predict": ("predict:predict", "Predict with a trained model for the records of a file."),
     "report": ("report:report", "Write an HTML page about runs."),
     "watch": ("report:watch", "Serve the report of a run while it is running."),

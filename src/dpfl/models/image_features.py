@@ -46,12 +46,12 @@ def gradient_histograms(
     angle = torch.remainder(torch.atan2(down, across), turn) * (orientations / turn)
     length, windows = torch.hypot(across, down), []
     for centre in range(orientations + 1):  # one at a time: small enough for the cache
-        near = (angle - centre).abs_().neg_().add_(1).clamp_(min=0).mul_(length)
+        near = (1 - (angle - centre).abs()).clamp(min=0) * length
         windows.append(F.avg_pool2d(F.pad(near[:, None], (cell // 2,) * 4), 2 * cell, cell))
     windows[0] += windows.pop()  # a whole turn is no turn
     found = torch.cat(windows, 1)
     energy = F.avg_pool2d(F.pad(found.square().sum(1, keepdim=True), (1, 1, 1, 1)), 3, 1)
-    return found.div_((energy + _CONTRAST).sqrt_()).clamp_(max=1.0)
+    return (found / (energy + _CONTRAST).sqrt()).clamp(max=1.0)
 
 
 def opponent_histograms(images: Tensor, cells: int = 4) -> Tensor:

@@ -1,0 +1,101 @@
+"""The page of an audit: claimed and audited epsilons, and how often faults were caught."""
+
+from collections.abc import Mapping
+
+from dpfl.attacks.audit_result import AuditLine, AuditResult
+from dpfl.privacy.accountant import shown
+from dpfl.report.attack_page import Section, Table, attack_page
+from dpfl.report.charts import Chart, Series
+from dpfl.report.rendering import Page
+
+_GAME = (
+    "Canaries are units whose contribution is as large as it can be, in directions of their own. A "
+    "fair coin decides for each whether it is there (zero-out), or which of two opposite values it "
+    "has (replace-one). The auditor sees what the adversary sees of all releases and rounds, and "
+    "guesses the coins."
+)
+_TESTS = (
+    "Canaries: many of them in few runs (Steinke, Nasr, Jagielski 2023), and the same for the "
+    "whole trade-off curve of the claim (Mahloujifar, Melis, Chaudhuri 2024). Repeated runs: "
+    "independent trials with a threshold chosen on the first half of the runs, with "
+    "Clopper-Pearson limits. "
+    "Support: a deterministic test that nothing but noisy integers depends on a client's data."
+)
+_LIMITS = (
+    "An audit proves no guarantee: it finds noise that is several times too small, seldom a factor "
+    "below 2, and nothing that its adversary does not look at."
+)
+
+
+def audit_page(found: AuditResult) -> Page:
+    """All lines, a figure of claims and bounds, and the controls."""
+    warnings = [
+        f"REFUTED: the claim of {line.method} ({line.promise}, {line.reading} reading)."
+        for line in found.refuted
+    ]
+    outcome = Section(
+        title="Claims and audits",
+        sentences=(_GAME, f"All bounds of a line hold with confidence {found.confidence:g}."),
+        table=_lines(found.lines),
+        charts=_charts(found.lines),
+    )
+    sections = [outcome, Section(title="Tests", sentences=(_TESTS, _LIMITS))]
+    if found.controls:
+        rows = [
+            (one.method, one.fault, one.about, f"{one.caught} of {one.runs}", _counted(one.by))
+            for one in found.controls
+        ]
+        headings = ("method", "fault", "what it does", "caught", "by")
+        told = "Faults that were put into the code on purpose, one at a time."
+        table = Table(headings=headings, rows=rows, names=3)
+        sections.append(Section(title="Controls", sentences=(told,), table=table))
+    if found.left_out:
+        why = list(found.left_out.items())
+        table = Table(headings=("method", "why"), rows=why, names=2)
+        sections.append(Section(title="Not audited", table=table))
+    return attack_page("Audit", sections, warnings)
+
+
+def _lines(lines: tuple[AuditLine, ...]) -> Table:
+    tests = [bound.test for bound in lines[0].bounds] if lines else []
+    rows = [
+        (
+            line.method,
+            str(line.promise),
+            str(line.reading),
+            shown(line.claimed),
+            *(f"{bound.epsilon:.2f}" for bound in line.bounds),
+            f"{line.gap:.2f}",
+            line.support,
+        )
+        for line in lines
+    ]
+    headings = ("method", "the claim is", "reading", "claimed", *tests, "gap", "support")
+    return Table(headings=headings, rows=rows, names=3)
+
+
+def _charts(lines: tuple[AuditLine, ...]) -> list[Chart]:
+    """Claimed and audited epsilon of every method, one figure for each reading."""
+    charts = []
+    for reading in dict.fromkeys(line.reading for line in lines):
+        own = [line for line in lines if line.reading == reading]
+        names = [f"{line.method}, {line.promise.observer}" for line in own]
+        series = [
+            Series(name="claimed", x=names, y=[line.claimed for line in own], kind="rings"),
+            Series(name="audited", x=names, y=[line.audited for line in own], kind="points"),
+        ]
+        charts.append(
+            Chart(
+                name=f"audit-{reading}",
+                title=f"Claimed and audited, {reading} reading",
+                x_label="method, adversary",
+                y_label="epsilon",
+                caption="A point above its ring refutes the claim.",
+                series=series,
+            )
+        )
+    return charts
+
+
+def _counted(by: Mapping[str, int]) -> str:
+    return ", ".join(f"{test}: {count}" for test, count in sorted(by.items())) or "-"
