@@ -135,7 +135,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     words = sorted(known)
     if name in words:  # remedies are written down before it is known whether they are needed
         return f"did you mean '{name}'?"
-    near = difflib.get_close_matches(name.lower(), words, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(name).lower(), words, n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(words)}"
 
 

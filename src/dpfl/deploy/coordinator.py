@@ -126,6 +126,7 @@ class Coordinator:
         found, where = self.folder.load_state(self.study.digest()), str(self.folder.checkpoint)
         problem, remedy = "belongs to another run", "restore the right one"
         check(found.run == sites.run, where, problem, remedy, CheckpointError)
+        found.check_follows(self._first_state(agreement), self.folder.checkpoint)
         history = self.folder.cut_back(agreement.first_round, found.state.round)
         gather(sites)
         self._play(agreement, found.state, history)
@@ -159,7 +160,10 @@ class Coordinator:
 
     def _first_checkpoint(self, agreement: Agreement) -> State:
         """Save the state before the first round or release, and return it."""
-        return self._checkpoint(first_state(agreement, self.layout.read(self.model)))
+        return self._checkpoint(self._first_state(agreement))
+
+    def _first_state(self, agreement: Agreement) -> State:
+        return first_state(agreement, self.layout.read(self.model))
 
     def _checkpoint(self, state: State) -> State:
         """Save a state to resume from, and return it."""

@@ -25,6 +25,7 @@ from dpfl.deploy.connections import Connections
 from dpfl.deploy.messages import Reply
 from dpfl.deploy.requests import TermsRequest
 from dpfl.rounds import Agreement
+from dpfl.runs.validation import check_types
 
 ENROLMENT = "enrolment.json"
 ASK_AGAIN = 30.0  # seconds after which a node that was refused is asked once more
@@ -59,13 +60,15 @@ class EnrolmentFile:
         """Read back what was written when the sites enrolled."""
         try:
             told = parsed((folder / ENROLMENT).read_text())
-            return cls(
+            found = cls(
                 run=told["run"],
                 study=told.get("study"),
                 claims={site: Claims(**said) for site, said in told["claims"].items()},
                 tokens=dict(told["tokens"]),
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            check_types(found)
+            return found
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"cannot be read ({error})"
             raise CheckpointError(str(folder / ENROLMENT), problem, "restore it") from error
 

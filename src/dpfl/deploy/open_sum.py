@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dpfl.core.errors import CheckpointError, PeerError
 from dpfl.core.files import parsed, write_safely
+from dpfl.runs.validation import check_types
 from dpfl.secure_sum.session import Roster
 from dpfl.secure_sum.state import Shares
 
@@ -47,13 +48,15 @@ class OpenSum:
             told = parsed((folder / SUM).read_bytes())
             if told["round"] != round_:
                 return None
-            return cls(
+            found = cls(
                 round=round_,
                 attempt=told["attempt"],
                 roster=told["roster"] and Roster.read(told["roster"]),
                 shares={name: Shares.read(one) for name, one in told["shares"].items()},
                 survivors=told["survivors"] and tuple(told["survivors"]),
             )
+            check_types(found)
+            return found
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, PeerError) as error:

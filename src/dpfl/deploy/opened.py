@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfl.core.checks import check
 from dpfl.core.errors import CheckpointError
 from dpfl.core.files import parsed, write_safely
 from dpfl.core.types import Cohort, State
 from dpfl.rounds import Agreement, Plan
 from dpfl.rounds.codec import decode_download
+from dpfl.runs.validation import check_types
 
 OPENED = "opened.bin"
 
@@ -57,7 +59,9 @@ class OpenedRound:
                 raise ValueError(f"{len(rest)} bytes instead of {start}")
             downloads = {site: bodies[number] for site, number in header["sent"].items()}
             unwilling = tuple(header["unwilling"])
-            return cls(round=header["round"], unwilling=unwilling, downloads=downloads)
+            found = cls(round=header["round"], unwilling=unwilling, downloads=downloads)
+            check_types(found)
+            return found
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
@@ -67,6 +71,12 @@ class OpenedRound:
 
     def plan(self, agreement: Agreement, state: State) -> Plan:
         """Return the plan of the round, as it was when it was opened."""
+        strangers = self.downloads.keys() - agreement.claims.keys()
+        problem, remedy = (
+            f"'{min(strangers, default='')}' takes no part",
+            "restore it, or remove it",
+        )
+        check(not strangers, OPENED, problem, remedy, CheckpointError)
         size = agreement.layout.size
         downlinks = {site: decode_download(one, size) for site, one in self.downloads.items()}
         shared = next(iter(downlinks.values())).shared if downlinks else {}

@@ -8,6 +8,7 @@ and ``linear_head`` a classifier on them.
 
 import inspect
 from collections import OrderedDict
+from functools import partial
 
 import torch
 from torch import nn
@@ -34,6 +35,11 @@ _TEXTS = ("lstm", "lstm_shakespeare")
 TEXT_MODELS: dict[str, networks.BuildText] = {name: getattr(networks, name) for name in _TEXTS}
 """Models of tokens: ``TEXT_MODELS[name](vocabulary, classes, hidden)``."""
 
+
+MOST_PARAMETERS = 1 << 30
+"""No model with more can be sent: a message has at most 4 GiB."""
+
+_SMALLER = f"give sizes with which it has at most {MOST_PARAMETERS}"
 
 LINEAR_HEAD = "linear_head"
 """A linear classifier on public features, for methods that condition them."""
@@ -82,13 +88,17 @@ def make_model(
     fitting = TEXT_MODELS if tokens else MODELS
     remedy = f"choose one of {', '.join(sorted(fitting))}"
     check(name in fitting, where, f"reads {want}, and the data are {have}", remedy)
+    build = partial(MODELS.get(name, networks.logistic), shape, classes, hidden)
+    if isinstance(inputs, Tokens):
+        build = partial(TEXT_MODELS[name], inputs.vocabulary, classes, hidden)
     try:
         with torch.random.fork_rng(devices=[]):
+            with torch.device("meta"):  # counted before memory is taken for it
+                size = sum(parameter.numel() for parameter in build().parameters())
+            check(size <= MOST_PARAMETERS, where, f"has {size} parameters", _SMALLER)
             torch.default_generator.manual_seed(seed.value % 2**63)  # models are built on the CPU
-            if isinstance(inputs, Tokens):
-                return TEXT_MODELS[name](inputs.vocabulary, classes, hidden)
-            return MODELS[name](shape, classes, hidden)
-    except (RuntimeError, ValueError) as error:
+            return build()
+    except (RuntimeError, ValueError, TypeError, OverflowError) as error:
         problem = f"cannot take records of shape {shape}, {classes} classes and hidden = {hidden}"
         remedy = "choose another model: logistic and mlp take any shape"
         raise ConfigurationError(where, problem, remedy) from error

@@ -30,16 +30,17 @@ from typing import NamedTuple
 from dpfl.core.checks import check
 from dpfl.core.errors import LedgerError, disk_error
 from dpfl.core.files import parsed
+from dpfl.core.types import Observer, Unit
 
 Value = str | int | float | None
 Row = tuple[Value, ...]
 # The tables that the chain covers and the types of their columns, which ``entry`` follows.
 TABLES: Mapping[str, tuple[type, ...]] = {
     "runs": (str, int, str),
-    "grants": (str, str, str, float, float),
+    "grants": (str, Observer, Unit, float, float),
     "members": (str, str),
-    "plans": (str, str, str, str, int, float),
-    "charges": (str, int, str, str, str, str, str),
+    "plans": (str, str, Observer, str, int, float),
+    "charges": (str, int, str, Observer, str, str, str),
     "journal": (str, int, float),
 }
 HEAD_FORMAT = "dpfl-ledger-head-1"
@@ -129,7 +130,7 @@ def verify_chain(
         require(number == expected, name, f"entry {expected} of its hash chain is missing")
         own = rows.pop(number, {})
         with suppress(TypeError, ValueError):  # values of a kind that no writer of ours leaves
-            intact = bool(own) and digest_of(number, head.digest, own) == digest
+            intact = bool(own) and digest_of(number, head.digest, own) == digest and _typed(own)
         what = f"entry {number}" if number else "its first entry (format, identity, filter)"
         require(intact, name, f"{what} was changed, deleted or moved")
         head = Head(number, digest)
@@ -149,6 +150,19 @@ def verify_chain(
     remedy = "put back the ledger that belongs to the head file: copies do not share charges"
     require(contains(connection, noted), name, problem, remedy)
     return head
+
+
+def _typed(rows: Mapping[str, Sequence[Row]]) -> bool:
+    """Whether all values of an entry are of the types that their columns have.
+
+    What is not raises a TypeError or a ValueError, or says no.
+    """
+    return all(
+        value is None or kind(value) == value
+        for table, own in rows.items()
+        for row in own
+        for kind, value in zip(TABLES.get(table, (str, str)), row, strict=True)
+    )
 
 
 def contains(connection: sqlite3.Connection, head: Head) -> bool:

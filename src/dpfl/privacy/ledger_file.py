@@ -15,12 +15,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from dpfl.core.errors import DiskError, LedgerError, disk_error
+from dpfl.core.errors import DiskError, LedgerError, disk_error, read_problem
 from dpfl.core.files import sync_folder
 from dpfl.privacy import chain, old_ledger
 from dpfl.privacy.chain import Entry, Head, require
 from dpfl.privacy.costs import PrivacyCost
-from dpfl.privacy.filters import Filter, FilterName, filter_named
+from dpfl.privacy.filters import FILTERS, Filter, FilterName, filter_named
 from dpfl.privacy.flags import RaisedFlag
 from dpfl.privacy.ledger_schema import FORMAT, SCHEMA, check_schema
 
@@ -134,11 +134,16 @@ class LedgerFile:
         if found == old_ledger.FORMAT and read_only:  # go on with a copy in today's form
             copied = type(self).create(":memory:", str(owner))
             with copied._transaction() as entry:
-                old_ledger.copy(self._connection, self._name, entry)
+                try:
+                    old_ledger.copy(self._connection, self._name, entry)
+                except (ValueError, TypeError, KeyError, AttributeError) as error:
+                    require(False, self._name, f"cannot be read ({read_problem(error)})")
             self.close()
             self._connection, self.flags = copied._connection, old_ledger.FLAGS
         else:
             self._require(found == FORMAT, *old_ledger.refusal(found))
+            named = owner is not None and meta.get("filter") in FILTERS
+            require(named, self._name, "does not say whose it is, or how it adds up")
             check_schema(self._connection, self._name)
 
     def _require(self, good: bool, problem: str, remedy: str) -> None:

@@ -93,6 +93,14 @@ class Checkpoint:
             raise CheckpointError(where, problem, _RESTORE) from error
         return cls(state=state, run=run, experiment=experiment, private=private)
 
+    def check_follows(self, first: State, path: Path) -> None:
+        """Refuse a state that no run comes to which begins with the state ``first``."""
+        own, model = self.state, self.state.model
+        same = (model.shape, model.dtype) == (first.model.shape, first.model.dtype)
+        good = same and own.plugs.keys() == first.plugs.keys() and own.round >= first.round
+        problem = "does not hold the model and the components of this run, or an earlier round"
+        check(good, str(path), problem, _RESTORE, CheckpointError)
+
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """Name tensors by their names, shapes, types and values."""

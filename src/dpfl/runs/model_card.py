@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dpfl.core.checks import check
-from dpfl.core.errors import FolderError
+from dpfl.core.errors import FolderError, read_problem
 from dpfl.core.files import parsed, write_safely
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain
@@ -21,6 +21,7 @@ from dpfl.data.inputs import Inputs, Numbers, Pixels, Tokens
 from dpfl.data.schema import Schema
 from dpfl.models import make_model
 from dpfl.runs.checkpoint import tensors_digest
+from dpfl.runs.validation import check_types
 from dpfl.tasks import Task, make_task
 
 if TYPE_CHECKING:
@@ -93,7 +94,11 @@ class ModelCard:
         check(self.built is not None, "model.json", problem, remedy)
         settings = dict(self.built or {})
         own: Any = {"seed": PublicSeed(0), "inputs": self.make_inputs()}
-        return make_model(settings.pop("name"), self.shape, task.width, **settings, **own)
+        try:
+            return make_model(settings.pop("name"), self.shape, task.width, **settings, **own)
+        except (KeyError, TypeError) as error:
+            problem, remedy = f"describes no model ({read_problem(error)})", "restore it"
+            raise FolderError("model.json", problem, remedy) from error
 
     def write(self, path: Path) -> None:
         """Write the card as JSON, with the version of its format, to ``path``."""
@@ -110,6 +115,9 @@ class ModelCard:
             if values["format"] != CARD_FORMAT:
                 raise ValueError(f"its format is '{values['format']}'")
             told = {name: own for name, own in values.items() if name != "format"}
-            return cls(**{**told, "shape": tuple(told["shape"])})
+            found = cls(**{**told, "shape": tuple(told["shape"])})
+            check_types(found)
+            check_types(found.make_inputs())
+            return found
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FolderError(str(path), f"describes no model ({error})", remedy) from error

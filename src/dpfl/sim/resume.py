@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from dpfl.core.checks import check
-from dpfl.core.errors import CheckpointError, LedgerError
+from dpfl.core.errors import LedgerError
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import Checkpoint
 from dpfl.sim.loop import Simulation
@@ -18,13 +18,7 @@ def resume(simulation: Simulation, found: Checkpoint) -> None:
     """
     folder = simulation.folder
     assert folder is not None
-    began, at = simulation.state, str(folder.checkpoint)
-    same = (
-        found.state.model.shape == began.model.shape
-        and found.state.plugs.keys() == began.plugs.keys()
-    )
-    problem = "does not hold the model, or the components, of this run"
-    check(same, at, problem, "restore it from a backup", CheckpointError)
+    found.check_follows(simulation.state, folder.checkpoint)
     simulation.state, simulation.private, done = found.state, dict(found.private), found.state.round
     where, first = str(folder.ledger), simulation.agreement.first_round
     ledger, name = simulation.run.ledger, simulation.run.name
