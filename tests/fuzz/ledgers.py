@@ -12,7 +12,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 from dpfl.privacy import chain
-from dpfl.privacy.ledger_schema import SCHEMA, SITE_SCHEMA
 from tests.fuzz.mutations import altered, as_json, damaged, files
 
 Tables = dict[str, list[list[Any]]]
@@ -31,14 +30,20 @@ def change_ledger(data: st.DataObject, path: Path) -> None:
             path.write_bytes(data.draw(damaged(path.read_bytes())))
         case "beside":
             beside = data.draw(st.sampled_from([head, Path(f"{path}-wal"), Path(f"{path}-shm")]))
-            valid = json.loads(head.read_text())
+            valid = json.loads(head.read_text()) if head.exists() else {"format": chain.HEAD_FORMAT}
             beside.write_bytes(data.draw(files(valid, as_json)))
         case how:
-            tables = data.draw(altered(_tables(path)))
-            _write(path, tables if isinstance(tables, dict) else {}, forged=how == "forged")
+            schema, tables = _schema(path), data.draw(altered(_tables(path)))
+            _write(path, schema, tables if isinstance(tables, dict) else {}, how == "forged")
             if data.draw(st.integers(0, 9)) == 9:
                 with closing(sqlite3.connect(path)) as book, book, suppress(sqlite3.Error):
                     book.execute(data.draw(st.sampled_from(_ODD)))
+
+
+def _schema(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as book:
+        rows = book.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
+        return [sql for (sql,) in rows]
 
 
 def _tables(path: Path) -> Tables:
@@ -54,12 +59,12 @@ def _tables(path: Path) -> Tables:
     return found
 
 
-def _write(path: Path, tables: dict[str, Any], *, forged: bool) -> None:
+def _write(path: Path, schema: list[str], tables: dict[str, Any], forged: bool) -> None:
     """Write rows into a new file in place of the ledger, as far as the database takes them."""
     for end in ("", "-wal", "-shm"):
         Path(f"{path}{end}").unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as book, book:
-        book.executescript(SCHEMA + SITE_SCHEMA)
+        book.executescript(";".join(schema))
         for table, rows in tables.items():
             for row in rows if isinstance(rows, list) else ():
                 cells = [*map(_cell, row if isinstance(row, list) else [row])]
