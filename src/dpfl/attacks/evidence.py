@@ -1,4 +1,8 @@
-"""What an adversary that knows the candidates' data computes from what it sees of a run."""
+"""What an adversary that knows the candidates' data computes from what it sees of a run.
+
+Everything here uses data, models and what arrives at the server; coins and noise are unknown to the
+adversary, and no function takes them.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +107,10 @@ def arrived(seen: Observation, round_: ObservedRound, clients: Sequence[str]) ->
 
 
 def batch_of(member: Member, places: Tensor | None = None) -> Batch:
-    """Records of a member as the model takes them, all of them unless ``places`` are given."""
+    """Records of a ``member`` as the model takes them, with their targets.
+
+    ``places`` are the numbers of those that are wanted; left out, all of them are.
+    """
     chosen = slice(None) if places is None else places
     features = member.inputs(member.shard.features[chosen])
     return Batch(features, member.shard.labels[chosen], member.task)

@@ -110,7 +110,11 @@ def membership(
 
 
 def _check_confidence(runs: int, confidence: float) -> None:
-    """Refuse limits that so few runs cannot have: a perfect attack must be told from a coin."""
+    """Refuse limits that so few runs cannot have.
+
+    If every run were one trial, a perfect attack must still be told from a coin: its lower limit,
+    ((1 - confidence) / 2)^(1 / runs), must be at least one half.
+    """
     good = is_number(confidence) and 0.5 <= confidence < 1
     check(good, "confidence", f"{confidence!r} is not a level", "give 0.5 or more, below 1")
     needed = int(np.ceil(np.log2(2 / (1 - confidence))))
@@ -142,7 +146,10 @@ def _targets(prepared: Simulation, client: str | None, count: int | None) -> Tar
 
 
 def _count(asked: int | None, most: int, what: str) -> int:
-    """How many targets there are, of ``most`` that can be."""
+    """How many targets there are, of ``most`` that can be; ``what`` says what they are.
+
+    Left out, it is :data:`TARGETS`, or fewer where there are fewer; more than there are is refused.
+    """
     enough = most >= 1
     check(enough, "targets", f"there are no {what} to choose from", "use more data", DataError)
     if asked is None:
@@ -160,7 +167,11 @@ def _views(prepared: Simulation) -> tuple[View, ...]:
 def _stated(
     asked: Sequence[float] | None, coins: Marks
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The false positive rates that are stated, and those for which there are too few trials."""
+    """The false positive rates that are stated, and those for which there are too few trials.
+
+    A rate needs at least one false positive: 1 / rate trials without the target. A rate that was
+    asked for and cannot be stated is refused, with the number of runs that it takes.
+    """
     absences, there = int((~coins).sum()), int(coins.sum())
     problem = f"{coins.size} trials have {there} with and {absences} without the target"
     check(min(absences, there) >= 2, "runs", problem, "use more runs or targets")
@@ -181,7 +192,11 @@ def _stated(
 
 
 def _played(setup: Setup, targets: Targets, present: Marks) -> Observation:
-    """Play a run in which only targets that are ``present`` are there."""
+    """Play a run in which only targets that are ``present`` are there.
+
+    The number of records stays as it was, and with it the plan: what is claimed is the same for all
+    coins.
+    """
     coins = torch.from_numpy(present)
     return observe(replace(setup, federation=targets.federation(setup.federation, coins)))
 

@@ -1,4 +1,9 @@
-"""The bound that a stated epsilon puts on every membership attack, and figures beside it."""
+"""The bound that a stated epsilon puts on every membership attack, and figures beside it.
+
+*Formal guarantees.* For whoever decides from what an adversary sees whether one unit was there, the
+history of the plan gives a least rate of misses at every rate of false alarms
+(:func:`dpfl.privacy.meaning.trade_off_curve`). One minus it bounds the true positive rate.
+"""
 
 import math
 from collections.abc import Sequence

@@ -82,12 +82,12 @@ def membership(
     )
     exceeded, remedy = warnings(result), "see report.html, and audit the method"
     c.warn(exceeded)
-    problem = f"{len(exceeded)} figure(s) exceed what the stated epsilon allows"
+    problem = f"{len(exceeded)} attack(s) exceed what the stated epsilon allows"
     check(not exceeded, "membership", problem, remedy, PrivacyRefusal)
 
 
 def _numbers(text: str) -> list[float]:
-    """Rates that are separated by commas."""
+    """Read rates that are separated by commas; a word that is not a number is refused."""
     found = []
     for word in text.split(","):
         with suppress(ValueError):
@@ -98,7 +98,10 @@ def _numbers(text: str) -> list[float]:
 
 
 def show(result: MembershipResult) -> None:
-    """Print every figure beside its bound, and what is claimed."""
+    """Print every figure beside its bound, and what is claimed.
+
+    A mark (!) stands beside a bound that is exceeded. The lines below the table say how to read it.
+    """
     from dpfl.report import membership_page as page
 
     many = f"{result.targets} {result.unit}{'s' * (result.targets > 1)}"

@@ -1,4 +1,8 @@
-"""The page of a membership attack: what was played, ROC curves with their bound, and figures."""
+"""The page of a membership attack: what was played, ROC curves with their bound, and figures.
+
+There is one section for each view that was attacked. Sentences and rows are also what the command
+line prints, so that both say the same.
+"""
 
 from dpfl.attacks.membership_result import (
     ATTACKS,
@@ -24,7 +28,11 @@ _UNBOUNDED = "Nothing is claimed against this adversary, so there is no bound."
 
 
 def membership_page(result: MembershipResult) -> Page:
-    """The page of what a membership attack found, with a warning where a bound is exceeded."""
+    """The page of what a membership attack found.
+
+    ``result`` is shown whole. Where an attack exceeds its bound, the page begins with a warning
+    that names the figures.
+    """
     sections = [_section(result, view) for view in result.views]
     sections.append(Section(title="How to read the figures", sentences=[reading(result)]))
     sections.append(Section(title="The game", sentences=game_sentences(result)))
@@ -46,21 +54,21 @@ def _section(result: MembershipResult, view: View) -> Section:
 
 
 def warnings(result: MembershipResult) -> list[str]:
-    """One sentence for each figure that exceeds its bound."""
+    """One text for each attack that does better than its bound: the claim does not hold."""
     return [
-        f"BOUND EXCEEDED ({curve.words}): {_exceeded(result, curve, figure)}"
+        f"BOUND EXCEEDED ({curve.words}): an epsilon of {shown(result.bounds[curve.view].epsilon)} "
+        f"does not allow {', '.join(_exceeding(curve))}. The claim does not hold."
         for curve in result.exceeding
-        for figure in curve.figures
-        if figure.exceeds
     ]
 
 
-def _exceeded(result: MembershipResult, curve: MembershipCurve, figure: Measured) -> str:
-    claim = result.bounds[curve.view]
-    return (
-        f"{figure.words} is {figure.value:.4f} (at least {figure.low:.4f}), and an epsilon of "
-        f"{shown(claim.epsilon)} allows {figure.bound:.4f}. The claim does not hold."
-    )
+def _exceeding(curve: MembershipCurve) -> list[str]:
+    """The figures of an attack that exceed their bounds, in words."""
+    return [
+        f"{figure.words} = {figure.value:.4f} (at least {figure.low:.4f}, bound {figure.bound:.4f})"
+        for figure in curve.figures
+        if figure.exceeds
+    ]
 
 
 def claim_sentence(result: MembershipResult, view: View) -> str:
@@ -77,7 +85,7 @@ def claim_sentence(result: MembershipResult, view: View) -> str:
 
 
 def headline(result: MembershipResult, view: View) -> str:
-    """The best attack on a view, in a sentence."""
+    """The best attack on a view, in a sentence: the one with the largest area under its curve."""
     own = [curve for curve in result.curves if curve.view == view]
     best = max(own, key=lambda curve: curve.auc.value)
     area = best.auc
@@ -87,7 +95,11 @@ def headline(result: MembershipResult, view: View) -> str:
 
 
 def game_sentences(result: MembershipResult) -> list[str]:
-    """What was played, and what the attacks do."""
+    """What was played, and what the attacks do.
+
+    The sentences name the targets, what stands for an absent one, what all runs have in common, and
+    what the adversary knows.
+    """
     unit, many = result.unit, f"{result.targets} {result.unit}s"
     whose = f"{many} of client '{result.client}'" if result.client is not None else many
     absent = f"An absent {unit} is replaced by nothing; the number of {unit}s stays public."
@@ -102,14 +114,16 @@ def game_sentences(result: MembershipResult) -> list[str]:
         f"from seed {result.seed}, so that the result can be repeated.",
         "The adversary knows the targets' data. From the published model it computes the logit of "
         "the probability of the true class, or minus the loss. From the transcript it computes "
-        "how well what arrives is aligned with what the target would contribute.",
+        "how much of what the target would contribute without noise is in what arrives.",
         "LiRA (offline) compares this statistic with a normal law, fitted to the other runs in "
         "which the same target was absent. The threshold attack has one threshold for all targets.",
     ]
 
 
 def reading(result: MembershipResult) -> str:
-    """How the table is read."""
+    """How the table is read: what the limits mean, where dashes stand, and when a figure counts as
+    above its bound.
+    """
     return (
         f"Limits have a confidence of {100 * result.confidence:g} % each; trials of one run count "
         f"as dependent. {result.absences} of {result.runs * result.targets} trials are without "
@@ -142,7 +156,11 @@ def _cells(figure: Measured) -> list[str]:
 
 
 def chart(result: MembershipResult, view: View, *, log: bool) -> Chart:
-    """The ROC curves of a view, with guessing and the bound."""
+    """The ROC curves of a view, with guessing and the bound.
+
+    With ``log`` both axes are logarithmic, which shows small false positive rates: those at which
+    an attacker is sure of somebody. The axes begin at one false positive.
+    """
     least = 1 / max(1, result.absences) if log else 0.0
     series = [
         _series(ATTACKS[curve.attack], curve.roc, least)
