@@ -35,6 +35,7 @@ from dpfl.attacks.targets import ClientTargets, RecordTargets, Targets
 from dpfl.core.checks import check, is_number, whole_number
 from dpfl.core.errors import DataError, did_you_mean
 from dpfl.core.types import Observer
+from dpfl.engine.process import one_thread
 from dpfl.sim.loop import Simulation
 from dpfl.sim.opening import Setup, in_memory
 
@@ -81,9 +82,10 @@ def membership(
     found: dict[View, Floats] = {view: np.zeros(coins.shape) for view in views}
     for run, present in enumerate(coins):
         own = replace(setup, seed=seed.child("run", run), model=copy.deepcopy(setup.model))
-        seen = _played(own, chosen, present)
-        for view in views:
-            found[view][run] = _statistics(chosen, seen, view)
+        with one_thread():  # small matrices, and the same bits on every machine
+            seen = _played(own, chosen, present)
+            for view in views:
+                found[view][run] = _statistics(chosen, seen, view)
         if progress is not None:
             progress(run + 1, runs, time.perf_counter() - began)
     claimed = {view: claimed_bound(seen, chosen.clients, view, stated) for view in views}
