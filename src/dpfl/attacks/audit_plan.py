@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpfl.attacks.canaries import Game
 from dpfl.attacks.lower_bounds import one_run_epsilon
-from dpfl.attacks.observation import Observation, observe
 from dpfl.attacks.probes import Probe
 from dpfl.core.checks import check, share, whole_number
 from dpfl.core.types import Adjacency, Budget, Observer, Plain
 from dpfl.privacy.flags import Flag
-from dpfl.sim.opening import Setup
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import Method
 
@@ -25,8 +23,10 @@ TESTS = 3
 _AT_ONCE: dict[Probe, int] = {"linear": 1000, "layered": 128, "split": 64, "head": 192}
 _CLIENTS = 64  # canaries that are whole clients, in one run
 _VICTIMS = 50  # clients whose rows are trials of their own, in one run
-_MOST_RUNS = 300  # of a game with a single canary
-_SETTINGS: Plain = {"lr": 1.0, "clip": 1.0, "batch_size": 10**6, "local_steps": 1, "dimension": 32}
+_MOST_RUNS = 300  # of a game with a single canary,
+_MOST_HEAD_RUNS = 60  # and of one whose method plans many rounds
+_SETTINGS: Plain = {"lr": 1.0, "clip": 1.0, "batch_size": 10**6, "dimension": 16}
+_CHOSEN: Plain = {"local_steps": 1, "force": True}  # one step; a plan that learns nothing will do
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Audit:
     ``canaries`` and ``trials`` are how many units are guessed about in the two tests, ``budget`` is
     that of their clients and ``rounds`` how many there are. ``settings`` go to every method that
     has them. ``seed`` None draws noise from the operating system; ``coins`` is the seed of the
-    auditor's own coins. ``play_on`` plays a setup, on the simulator or between sites.
+    auditor's own coins.
     """
 
     budget: Budget = field(default_factory=lambda: Budget(epsilon=4.0, delta=1e-5))
@@ -50,7 +50,6 @@ class Audit:
     coins: int = 0
     engine: str = "stacked"
     probe: Probe | None = None
-    play_on: Callable[[Setup], Observation] = observe
 
     def __post_init__(self) -> None:
         share("audit", confidence=self.confidence)
@@ -76,12 +75,14 @@ class Audit:
 
     def runs(self, game: Game) -> int:
         """How often a game with few canaries is played."""
-        return min(_MOST_RUNS, -(-self.trials // game.canaries))
+        most = _MOST_HEAD_RUNS if game.probe == "head" else _MOST_RUNS
+        return min(most, -(-self.trials // game.canaries))
 
     def settings_of(self, method: Method) -> Plain:
         """What a method is built with: what it needs, and what was asked for that it has."""
-        needed = {n for n, p in method.settings.items() if p.default is p.empty} | {"local_steps"}
-        given = {**{n: _SETTINGS[n] for n in needed if n in _SETTINGS}, **self.settings}
+        needed = {name for name, own in method.settings.items() if own.default is own.empty}
+        light = {name: value for name, value in _SETTINGS.items() if name in needed}
+        given = {**light, **_CHOSEN, **self.settings}
         return {name: value for name, value in given.items() if name in method.settings}
 
 
@@ -121,7 +122,6 @@ def games(
         canaries=min(how.canaries, _CLIENTS if clients else _AT_ONCE[probe]),
         apart=clients,
         engine=how.engine,
-        play_on=how.play_on,
     )
     few = replace(many, apart=True, canaries=1)
     victims = min(_VICTIMS, max(1, how.trials // 8)) if few.own_rows and probe != "head" else 1

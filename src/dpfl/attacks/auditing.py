@@ -9,7 +9,7 @@ refutes the claim. Audits find gross errors; they prove no guarantee.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -47,12 +47,14 @@ def audit(
     how: Audit | None = None,
     *,
     controls: int = 0,
+    by: Callable[[Method, Audit], Iterable[AuditLine]] | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> AuditResult:
     """Audit methods by name, each against every adversary it claims anything against.
 
     ``controls`` is how often each deliberate fault is put into each method, to see how often the
-    tests catch it.
+    tests catch it. ``by`` audits a method: :func:`audit_lines` on the simulator, or
+    :func:`dpfl.deploy.recorded_sites.audit_sites` by the messages of sites.
 
     >>> found = audit(["fedavg_dp"], Audit(canaries=60, trials=64, rounds=1, seed=1))
     >>> [line.refuted for line in found.lines]
@@ -65,7 +67,7 @@ def audit(
     for number, name in enumerate(methods):
         progress(name, number, len(methods))
         try:
-            found += list(audit_lines(find(name), how))
+            found += list((by or audit_lines)(find(name), how))
         except (ConfigurationError, PrivacyRefusal) as refusal:
             left_out[name] = str(refusal)
     caught: list[ControlResult] = []
@@ -166,8 +168,13 @@ def _played(
     seed: int | None,
     fault: Fault,
 ) -> Iterator[Trials]:
-    """Play a game so many times, with new coins, and score every run."""
-    scorer, rng = Scorer.learn(game, 7), np.random.default_rng(coins)
+    """Play a game so many times, with new coins, and score every run.
+
+    The auditor learns on the code as it is, faults included.
+    """
+    with fault():
+        scorer = Scorer.learn(game, 7)
+    rng = np.random.default_rng(coins)
     for number in range(runs):
         present: Bools = rng.random(game.canaries) < 0.5
         with fault():

@@ -11,7 +11,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -40,8 +40,7 @@ class Game:
 
     ``adjacency`` is the reading: what a coin decides. ``observer`` is the adversary whose view is
     scored. With ``apart`` every one of the ``canaries`` is at a client of its own; otherwise all
-    are records of one client. ``budget`` is that of their clients. ``play_on`` plays a setup: the
-    simulator, unless it is replaced.
+    are records of one client. ``budget`` is that of their clients.
     """
 
     strategy: Strategy
@@ -53,7 +52,6 @@ class Game:
     canaries: int
     apart: bool
     engine: str = "stacked"
-    play_on: Callable[[Setup], Observation] = observe
 
     @property
     def own_rows(self) -> bool:
@@ -83,7 +81,7 @@ class Game:
         absent = -1.0 if self.adjacency is Adjacency.REPLACE_ONE else 0.0
         marks = np.where(present, 1.0, absent).reshape(len(self._clients), -1)
         own = self.directions, self.size, self.budget
-        return self.play_on(
+        return observe(
             Setup(
                 model=build_probe(self.probe, self.size),
                 federation=canary_federation(self.probe, marks, *own, fillers=FILLERS),
@@ -169,7 +167,8 @@ class Scorer:
         nobody = np.zeros(game.canaries, dtype=bool)
         absent = game.sources(game.play(nobody, seed))
         signal = (game.sources(game.play(~nobody, seed)) - absent).mean(axis=1)
-        return cls(weights=signal / np.maximum(absent.var(axis=1), 1e-300))
+        spread = np.maximum(absent.var(axis=1), 1e-12 * signal**2 + 1e-300)  # never without noise
+        return cls(weights=signal / spread)
 
     def trials(self, game: Game, observation: Observation, present: Bools) -> Trials:
         """Score what was seen of every canary."""

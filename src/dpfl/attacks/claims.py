@@ -50,7 +50,7 @@ class GaussianCurve:
 
     def misses(self, alarms: float) -> float:
         """The least rate of misses, in closed form."""
-        return float(ndtr(ndtri(1 - alarms) - self.mu))
+        return float(ndtr(-ndtri(alarms) - self.mu))
 
     def inverse_blow_up(self, share: float) -> float:
         """Phi(Phi^-1(share) - mu)."""

@@ -129,7 +129,7 @@ def invert_gradient(
     noise = torch.rand(seen.records, *seen.shape, generator=generator)
     x = (0.25 + 0.5 * noise).requires_grad_()
     soft = algorithm == "dlg"
-    y = torch.randn(seen.records, seen.classes, generator=generator)
+    y = torch.rand(seen.records, seen.classes, generator=generator)
     if not soft:
         y = nn.functional.one_hot(recovered_labels(seen), seen.classes).float() * 1e3
     y = y.requires_grad_(soft)

@@ -1,4 +1,4 @@
-"""Who is inverted, under which method, and what of it an adversary sees."""
+"""Which methods and views of a victim are inverted, and what an adversary sees in each."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpfl.attacks.inversion import Seen
 from dpfl.attacks.observation import Observation, observe
+from dpfl.attacks.victim import Victim
 from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError, DataError, PrivacyRefusal, unknown_name
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.promise import Promise
-from dpfl.core.types import Budget, ClientSettings, Observer, Plain, Rows
-from dpfl.data.federation import Federation
-from dpfl.data.inputs import Pixels, Tokens
-from dpfl.data.records import Shard
-from dpfl.datasets.named import load_dataset
+from dpfl.core.types import Budget, Observer, Plain, Rows
 from dpfl.methods import METHODS, find
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.flags import Flag
@@ -29,109 +24,6 @@ from dpfl.runs.experiment import Experiment, for_method
 from dpfl.sim.experiment import setup_of
 
 NO_PRIVACY = math.inf
-
-
-@dataclass(frozen=True, kw_only=True)
-class Victim:
-    """The client whose upload is inverted, and the federation around it.
-
-    ``originals`` are its records between 0 and 1, ``low`` and ``high`` the ends of the range as the
-    model takes them, ``picture`` the shape in which a record is an image.
-    """
-
-    client: str
-    federation: Federation
-    originals: Tensor
-    labels: Tensor
-    low: Tensor
-    high: Tensor
-    picture: tuple[int, ...]
-    model_name: str
-    data_folder: Path | None
-
-    @classmethod
-    def of(
-        cls,
-        values: Plain,
-        method: str,
-        records: Sequence[int],
-        client: str | None,
-        data_folder: Path | None,
-    ) -> Victim:
-        """Take these records, from the data set or from the client's own file."""
-        experiment = Experiment.from_dict(for_method(values, method))
-        federation = experiment.federation(data_folder)
-        _check_task(federation)
-        name = federation.ids[0] if client is None else client
-        if name not in federation.ids:
-            raise unknown_name("inversion", "client", name, federation.ids)
-        own = federation.shards[name]
-        features, labels = own.features, own.labels
-        if experiment.data.name is not None:
-            dataset = load_dataset(experiment.data.name, data_folder).as_task(federation.task)
-            features, labels = dataset.features, dataset.labels
-        most = len(labels)
-        problem, remedy = f"there is no record {max(records)}", f"name some of 0 to {most - 1}"
-        check(max(records) < most, "inversion", problem, remedy, DataError)
-        chosen = torch.tensor(list(records))
-        target = features[chosen], labels[chosen]
-        low, high = _range(federation, features)
-        taken = federation.inputs(target[0]).float()
-        span = (high - low).clamp_min(1e-12)
-        return cls(
-            client=name,
-            federation=_small(federation, name, *target),
-            originals=((taken - low) / span).clamp(0, 1),
-            labels=target[1],
-            low=low,
-            high=high,
-            picture=_picture(federation),
-            model_name=experiment.model.name,
-            data_folder=data_folder,
-        )
-
-
-def _check_task(federation: Federation) -> None:
-    """Refuse what has no gradient in its records, or no classes."""
-    remedy = "use a data set of numbers or images"
-    tokens = isinstance(federation.inputs, Tokens)
-    check(not tokens, "inversion", "records are tokens, which no gradient moves", remedy)
-    good = federation.task.softmax and federation.task.plain
-    problem, remedy = f"the task is {federation.task.name}", "use a classification of records"
-    check(good, "inversion", problem, remedy)
-
-
-def _range(federation: Federation, features: Tensor) -> tuple[Tensor, Tensor]:
-    """The ends of the range of a record's values, which are public: bytes, or as in the data."""
-    one = features[:1]
-    if isinstance(federation.inputs, Pixels):
-        ends = torch.zeros_like(one), torch.full_like(one, 255)
-    else:
-        finite = features[:10_000].flatten(1)
-        shape = one.shape
-        if _picture(federation):  # all pixels have one range
-            ends = tuple(torch.full_like(one, float(end)) for end in torch.aminmax(finite))
-        else:
-            ends = finite.min(dim=0).values.view(shape), finite.max(dim=0).values.view(shape)
-    low, high = (federation.inputs(end)[0].float() for end in ends)
-    return low, high
-
-
-def _picture(federation: Federation) -> tuple[int, ...]:
-    shape = federation.record_shape
-    if len(shape) == 3:
-        return shape
-    return tuple(getattr(federation.inputs, "picture", ()))
-
-
-def _small(federation: Federation, client: str, features: Tensor, labels: Tensor) -> Federation:
-    """The federation in which everyone holds as many records as the victim."""
-    count, shards = len(labels), {}
-    for name, own in federation.shards.items():
-        x, y = (features, labels) if name == client else (own.features[:count], own.labels[:count])
-        shards[name] = Shard.of(x.clone(), y.clone(), own.test_features, own.test_labels)
-    settings = ClientSettings(batch_size=count, local_steps=1)
-    return replace(federation, shards=shards, client_settings=dict.fromkeys(shards, settings))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,9 +25,10 @@ from dpfl.attacks.inversion import (
     invert_gradient,
     seconds_of_a_step,
 )
-from dpfl.attacks.inversion_cases import Case, Victim, cases_of, seen_by
+from dpfl.attacks.inversion_cases import Case, cases_of, seen_by
 from dpfl.attacks.inversion_result import InversionCase, InversionResult
 from dpfl.attacks.similarity import matched, psnr, ssim
+from dpfl.attacks.victim import Victim
 from dpfl.core.checks import check, one_of, whole_number
 from dpfl.core.types import Plain
 from dpfl.engine.process import one_thread
@@ -99,7 +100,8 @@ def invert(
     _check_memory(seen)
     rounds = how.iterations * how.restarts * len(how.algorithms)
     announce(sum(2 * rounds * seconds_of_a_step(one) for one in seen))
-    found, total = [], len(cases) * len(how.algorithms)
+    found: list[InversionCase] = []
+    total = len(cases) * len(how.algorithms)
     for case, one in zip(cases, seen, strict=True):
         for algorithm in how.algorithms:
             progress(f"{case.method}, {case.view}, {algorithm}", len(found), total)

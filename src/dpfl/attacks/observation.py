@@ -93,7 +93,7 @@ def observe(setup: Setup, **more: Any) -> Observation:
             return uplinks
 
         simulation.tap = record
-        simulation.play()
+        simulation.play(summary=False)
     return observation
 
 

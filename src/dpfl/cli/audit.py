@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,12 @@ from dpfl.cli import console as c
 from dpfl.cli import options as o
 from dpfl.cli.attack_results import OUT, finish
 from dpfl.core.checks import check, one_of
+from dpfl.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dpfl.attacks.audit_plan import Audit
     from dpfl.attacks.audit_result import AuditLine, AuditResult
+    from dpfl.strategy.method import Method
 
 _LEGEND = """\
 claimed: upper bound by the accountant; audited: the largest lower bound, with the confidence \
@@ -61,7 +63,6 @@ def audit(
     pairs = [pair.partition("=") for pair in set]
     how = _planned(
         adjacency,
-        sites,
         budget=Budget(epsilon=epsilon, delta=delta),
         rounds=rounds,
         canaries=canaries,
@@ -77,6 +78,7 @@ def audit(
             names,
             how,
             controls=controls,
+            by=_between_sites(controls) if sites else None,
             progress=lambda stage, done, total: update(completed=done, total=total, note=stage),
         )
     finish(
@@ -92,17 +94,25 @@ def audit(
     check(not refuted, "audit", problem, remedy, PrivacyRefusal)
 
 
-def _planned(adjacency: str, sites: bool, **sizes: Any) -> Audit:
-    """The audit of these readings and sizes, on the simulator or between sites."""
+def _planned(adjacency: str, **sizes: Any) -> Audit:
+    """The audit of these readings and sizes."""
     from dpfl.attacks.audit_plan import READINGS, Audit
-    from dpfl.attacks.observation import observe
 
     one_of("--adjacency", ("both", *READINGS), adjacency=adjacency)
     readings = [one for one in READINGS if adjacency in ("both", one)]
-    play = observe
-    if sites:
-        from dpfl.deploy.recorded_sites import observe_sites as play
-    return Audit(readings=readings, play_on=play, **sizes)
+    return Audit(readings=readings, **sizes)
+
+
+def _between_sites(controls: int) -> Callable[[Method, Audit], Iterable[AuditLine]]:
+    """How methods are audited by the messages of sites, which takes Flower."""
+    problem, remedy = "--sites has none", "leave one of the two out"
+    check(not controls, "--controls", problem, remedy)
+    try:
+        from dpfl.deploy.recorded_sites import audit_sites
+    except ImportError as error:
+        remedy = "pip install 'dpfl[flower]'"
+        raise ConfigurationError("--sites", "Flower is not installed", remedy) from error
+    return audit_sites
 
 
 def show_audit(found: AuditResult) -> None:

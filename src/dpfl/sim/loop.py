@@ -145,12 +145,14 @@ class Simulation:
         progress: Progress | None = None,
         until: int | None = None,
         after: After | None = None,
+        *,
+        summary: bool = True,
     ) -> Summary | None:
         """Play the rounds that are left, and return the summary.
 
         ``progress`` is called after every round, then ``after``, which may end the run. With
         ``until`` the simulation halts at that round, as a search does that compares candidates
-        early; there is no summary yet.
+        early; there is no summary yet, nor where none is asked for.
         """
         began, rounds, ended_early = time.perf_counter(), self.planned, self._stopped(after)
         halt, left = min(until or rounds, rounds), frozenset[str]()
@@ -168,16 +170,13 @@ class Simulation:
                 if progress is not None:
                     progress(self.state.round, rounds, self.history[-1])
                 ended_early = self._stopped(after)
-        if halt < rounds and ended_early is None:
+        if not summary or (halt < rounds and ended_early is None):
             return None
         count = RoundCount(planned=rounds, done=self.state.round, ended_early=ended_early)
         return summarise(self, count, left, time.perf_counter() - began)
 
     def _stopped(self, after: After | None) -> str | None:
-        """Say why the run ends after the newest round, if it does; the last one ends nothing early.
-
-        A resumed run asks again: it may have been killed between a round and this question.
-        """
+        """Say why the run ends early after the newest round; a resumed run asks again."""
         done = self.state.round
         if after is None or not self.history or not (reason := after(self)):
             return None
