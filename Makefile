@@ -8,11 +8,12 @@ TORCH := $(VENV)/.torch
 USE := $(VENV)/.set-up
 DEPLOY := $(VENV)/.set-up-for-deployment
 DEVELOP := $(VENV)/.set-up-for-development
+CONTROLS ?= 10
 # pip would compile thousands of modules that are never imported, on one core: each is compiled when it is first imported.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo deploy-demo test compiled-tests lint nightly bench bench-kernels bench-secure-sum bench-kills bench-sites bench-port setup setup-dev clean help
+.PHONY: demo deploy-demo test compiled-tests lint nightly audit bench bench-kernels bench-secure-sum bench-kills bench-sites bench-port setup setup-dev clean help
 
 help:
 	@echo "make demo   set up, compare eighteen methods on a federation of 20 clients and write a report (about a minute)"
@@ -20,6 +21,7 @@ help:
 	@echo "make test   set up for development and run all tests, style and type checks"
 	@echo "make lint   style, types and import contracts only"
 	@echo "make nightly  what takes long: more examples for every law, coverage, a wheel in an empty environment"
+	@echo "make audit  lower bounds on what every method reveals, and how often deliberate faults are caught (about half an hour)"
 	@echo "make bench  measure against Opacus, pfl and Flower (about an hour; BENCH=--quick to see that it runs)"
 	@echo "make bench-kills, bench-sites, bench-port  random kills of a real federation; many sites; strangers at the port (minutes)"
 	@echo "make clean  remove .venv and caches"
@@ -52,6 +54,11 @@ nightly: $(DEVELOP)
 	build/wheel/.venv/bin/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	build/wheel/.venv/bin/python -m pip install --quiet -c constraints.txt build/wheel/*.whl
 	cd build/wheel && .venv/bin/dpfl run --dataset heart_disease --method fedavg_dp --budgets 0.5,1,2,8 --delta 1e-3 --clip 1 --rounds 2 --out run
+
+audit: $(DEVELOP)
+	$(BIN)/dpfl audit --all --out runs/audit
+	$(BIN)/dpfl audit weiavg robust_hdp --sites --out runs/audit-sites
+	$(BIN)/dpfl audit weiavg udp_fedavg preconditioned --adjacency zero_out --controls $(CONTROLS) --out runs/audit-controls
 
 bench: $(DEVELOP)
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m bench.run $(BENCH)

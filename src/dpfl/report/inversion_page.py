@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from dpfl.attacks.inversion_result import InversionCase, InversionResult
+from dpfl.core.types import Observer
 from dpfl.privacy.accountant import shown
+from dpfl.report import words
 from dpfl.report.attack_page import Gallery, Picture, Section, Table, attack_page, picture
 from dpfl.report.charts import Chart, Series
 from dpfl.report.rendering import Page
@@ -22,18 +24,15 @@ _GAME = (
 
 
 def inversion_page(found: InversionResult) -> Page:
-    """A gallery for each algorithm, a figure of PSNR, and all numbers."""
+    """A figure of PSNR, a gallery, and all numbers."""
     facts = (
-        f"{len(found.originals)} records of {found.client}; model {found.model} with "
-        f"{found.parameters:,} parameters; {found.iterations} iterations, "
-        f"{found.restarts} start(s) each."
+        f"{words.count(len(found.originals), 'record')} of {found.client}; model {found.model} "
+        f"with {found.parameters:,} parameters; {found.iterations} iterations, "
+        f"{words.count(found.restarts, 'start')} each."
     )
-    sections = [Section(title="Attack", sentences=(_GAME, facts), charts=_charts(found.cases))]
+    sections = [Section(title="Attack", sentences=(_GAME, facts), charts=[_chart(found.cases)])]
     if found.picture:
-        sections += [
-            Section(title=f"Reconstructions by {algorithm}", gallery=_gallery(found, algorithm))
-            for algorithm in dict.fromkeys(case.algorithm for case in found.cases)
-        ]
+        sections.append(Section(title="Originals and reconstructions", gallery=_gallery(found)))
     sections.append(Section(title="Every case", table=_table(found.cases)))
     if found.left_out:
         sections.append(Section(title="Left out", sentences=found.left_out))
@@ -42,19 +41,36 @@ def inversion_page(found: InversionResult) -> Page:
 
 def epsilon_words(case: InversionCase) -> str:
     """The epsilon of a case in words."""
-    return "no privacy" if math.isinf(case.epsilon) else f"epsilon {shown(case.epsilon, 2)}"
+    if case.promise.observer is Observer.NOBODY:
+        return "no privacy"
+    bounded = math.isfinite(case.epsilon)
+    return f"epsilon {shown(case.epsilon, 2)}" if bounded else "no epsilon stated"
 
 
-def _gallery(found: InversionResult, algorithm: str) -> Gallery:
-    """Originals in the first row, then a row a case."""
-    own = [case for case in found.cases if case.algorithm == algorithm]
+def _gallery(found: InversionResult) -> Gallery:
+    """Originals in the first row, then a row for each method, view and epsilon; all algorithms side
+    by side.
+    """
+    algorithms = list(dict.fromkeys(case.algorithm for case in found.cases))
     first = _pictures(found, found.originals, [f"class {label}" for label in found.labels])
-    rows = [("original", first)]
-    for case in own:
-        captions = [f"{value:.1f} dB" for value in case.psnr]
+    rows = [("original", first * len(algorithms))]
+    for name, own in _lines(found.cases).items():
+        shown_in_row: list[Picture] = []
+        for case in own:
+            captions = [f"{value:.1f} dB" for value in case.psnr]
+            shown_in_row += _pictures(found, case.found, captions)
+        rows.append((name, shown_in_row))
+    headings = [name if number == 0 else "" for name in algorithms for number in range(len(first))]
+    return Gallery(headings=headings, rows=rows)
+
+
+def _lines(cases: Sequence[InversionCase]) -> dict[str, list[InversionCase]]:
+    """Cases that differ in the algorithm alone, by what they have in common."""
+    lines: dict[str, list[InversionCase]] = {}
+    for case in cases:
         name = f"{case.method}, {case.view}, {epsilon_words(case)}"
-        rows.append((name, _pictures(found, case.found, captions)))
-    return Gallery(headings=[""] * len(first), rows=rows)
+        lines.setdefault(name, []).append(case)
+    return lines
 
 
 def _pictures(found: InversionResult, records: Tensor, captions: Sequence[str]) -> list[Picture]:
@@ -81,26 +97,24 @@ def _table(cases: Sequence[InversionCase]) -> Table:
     return Table(headings=(*headings, *numbers), rows=rows, names=4)
 
 
-def _charts(cases: Sequence[InversionCase]) -> list[Chart]:
-    """Mean PSNR by epsilon, a line for each method, view and algorithm."""
-    lines: dict[str, list[InversionCase]] = {}
-    for case in cases:
-        lines.setdefault(f"{case.method}, {case.view}, {case.algorithm}", []).append(case)
-    series = [
-        Series(
-            name=name,
-            x=[epsilon_words(case) for case in own],
-            y=[case.mean_psnr for case in own],
-            kind="points",
-        )
-        for name, own in lines.items()
-    ]
-    chart = Chart(
-        name="psnr-by-epsilon",
+def _chart(cases: Sequence[InversionCase]) -> Chart:
+    """Mean PSNR of every method, view and epsilon, by algorithm."""
+    lines = _lines(cases)
+    algorithms = dict.fromkeys(case.algorithm for case in cases)
+    series = []
+    for algorithm in algorithms:
+        own = {
+            name: case.mean_psnr
+            for name, found in lines.items()
+            for case in found
+            if case.algorithm == algorithm
+        }
+        series.append(Series(name=algorithm, x=[*own], y=[*own.values()], kind="points"))
+    return Chart(
+        name="psnr",
         title="How well records are reconstructed",
-        x_label="epsilon of the victim",
+        x_label="",
         y_label="PSNR, dB (mean)",
         caption="Higher is a better reconstruction, and worse for the victim.",
         series=series,
     )
-    return [chart]
