@@ -32,7 +32,8 @@ from dpfl.data.records import Shard
 from dpfl.methods import find
 from dpfl.plugs.robust import ClippedRows
 from dpfl.privacy.gaussian import gaussian_epsilon
-from dpfl.report.poison_page import poison_page, warnings
+from dpfl.report.poison_page import poison_page
+from dpfl.report.poison_words import warnings
 from dpfl.report.rendering import render
 from dpfl.rounds.codec import decode_integers, decode_upload
 from dpfl.runs.experiment import Experiment, for_method

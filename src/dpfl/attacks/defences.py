@@ -25,8 +25,8 @@ from dpfl.strategy.robust import with_aggregation, with_clipped_rows
 DEFENCES = ("none", "clip", *AGGREGATIONS)
 """Defences by name; ``clip=0.5`` is a clip with a bound of one's own."""
 
-OWN = "each client adds all of its noise itself: nothing that another one does changes its epsilon"
-CENTRAL = "a trusted server adds the noise: nothing that a client leaves out changes an epsilon"
+OWN = "each client adds all of its noise itself: noise that another one leaves out changes nothing"
+CENTRAL = "a trusted server adds the noise: a client has none that it could leave out"
 NOBODY = "the method protects nobody"
 AIR = (
     "noise is added up in the air: epsilons count on the clients that the channel assumes honest, "

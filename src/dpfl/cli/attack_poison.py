@@ -79,7 +79,7 @@ def show(found: Poisoning) -> None:
     A method's lines are grouped by defence; the first line of each is the run without an attack.
     """
     from dpfl.attacks.poison_results import by_defence
-    from dpfl.report import poison_page as said
+    from dpfl.report import poison_words as said
 
     headings = ("defence", "attack", found.words.title, *said.HEADINGS)
     for one in found.methods:
@@ -87,8 +87,7 @@ def show(found: Poisoning) -> None:
         rows = [_row(found, cell, not number) for own in groups for number, cell in enumerate(own)]
         c.print_table(headings, rows, title=one.name, left=2)
         c.out.print()
-    same = [] if found.changed() else [said.SAME]
-    c.print_lines(said.LEGEND, said.dishonest(found), *said.does(found), *same)
+    c.print_lines(said.LEGEND, said.dishonest(found), *said.does(found), said.unchanged(found))
     c.print_lines(*said.promises(found.methods), *said.rests_on(found.methods))
     for sentence in found.left_out:
         c.note(f"left out: {sentence}")
@@ -97,15 +96,13 @@ def show(found: Poisoning) -> None:
 
 def _row(found: Poisoning, cell: Cell, first: bool) -> list[str]:
     """One line of a table; a defence is named in its ``first`` line."""
-    from dpfl.report.poison_page import mean, spread
-    from dpfl.tasks import MetricWords
+    from dpfl.report.poison_words import SHARE, mean, spread
 
-    share = MetricWords("accuracy")
     return [
         cell.defence if first else "",
         cell.attack,
         spread(found.words, cell.scores) + "*" * bool(cell.diverged),
         "-" if cell.attack == "none" else mean(found.words, found.drops(cell)),
-        mean(share, cell.backdoors),
-        mean(share, cell.weights),
+        mean(SHARE, cell.backdoors),
+        mean(SHARE, cell.weights),
     ]

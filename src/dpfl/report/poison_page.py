@@ -1,130 +1,17 @@
 """The page of poisoning: who is dishonest, what it does to the model, and to others' privacy.
 
-The sentences are those of the terminal, too. Figures show means over seeds; spreads are in the
-tables. Every epsilon is said to be about a unit, an adjacency and an adversary, and rounded up.
+Figures show means over seeds; spreads are in the tables. The sentences are in ``poison_words``.
 """
 
 import statistics
 from collections.abc import Sequence
 
-from dpfl.attacks.poison_results import AttackedMethod, Cell, Poisoning, by_defence
-from dpfl.privacy.accountant import shown
+from dpfl.attacks.poison_results import Cell, Poisoning, by_defence
+from dpfl.report import poison_words as said
 from dpfl.report.attack_page import Section, Table, attack_page
 from dpfl.report.charts import Chart, Series
+from dpfl.report.poison_words import HEADINGS, SHARE, mean, spread
 from dpfl.report.rendering import Page
-from dpfl.tasks import MetricWords
-
-SEEDED = (
-    "NOT PRIVATE: these are simulations with seeded noise, to see what an attack does; epsilons "
-    "are those that the same runs would have with noise from the operating system."
-)
-SAME = (
-    "Every honest client is charged exactly the same epsilon with and without each attack: neither "
-    "a claim nor an upload changes what another client is charged."
-)
-ADAPTIVE = (
-    "A dishonest client that steers the model does not weaken the others' guarantees: they hold "
-    "for models that an adversary has chosen."
-)
-READING = (
-    "Tables show means and standard deviations over seeds, on the honest clients' test records. "
-    "Drop: how much worse than without an attack. Trigger: the share of records with the trigger, "
-    "of other classes, that get its label. Weight: the dishonest client's share of all weights. "
-    "Diverged: a loss ten times that of the first model. Cut off: numbers of its uploads that "
-    "bounds of the protocol have cut off. Epsilon change: the largest one of an honest client."
-)
-LEGEND = """\
-score: mean ± standard deviation over seeds, on the honest clients' test records; drop: how much \
-worse than without an attack; trigger: share of records with the trigger, of other classes, that \
-get its label; weight: the dishonest client's share of all weights; *: runs that diverged, with a \
-loss ten times that of the first model"""
-HEADINGS = ("drop", "trigger %", "weight %")
-_SHARE = MetricWords("accuracy")
-
-
-# -- sentences, for the page and for the terminal --------------------------------------------------
-
-
-def dishonest(found: Poisoning) -> str:
-    """Say who is dishonest in which runs, and how it was chosen.
-
-    Where budgets are drawn by the seed, the client with the largest one differs from seed to seed.
-    """
-    seeds: dict[str, list[str]] = {}
-    for one in found.clients:
-        budget = "no budget" if one.epsilon is None else f"epsilon {shown(one.epsilon)}"
-        about = f"{one.client} ({budget}, {one.records} records)"
-        seeds.setdefault(about, []).append(str(one.seed))
-    said = [f"{about} with seed {' and '.join(own)}" for about, own in seeds.items()]
-    return f"Dishonest is {found.chosen}: {'; '.join(said)}."
-
-
-def does(found: Poisoning) -> list[str]:
-    """Say what the dishonest client does under each attack."""
-    said = [f"{name}: the client {about}." for name, about in found.attacks.items()]
-    return [*said, *trigger(found)]
-
-
-def trigger(found: Poisoning) -> list[str]:
-    """Say what a record with the trigger looks like, where records have classes."""
-    return [f"A record with the trigger: {found.trigger}."] if found.trigger else []
-
-
-def promises(methods: Sequence[AttackedMethod]) -> list[str]:
-    """Say what epsilons are about, with methods that promise the same put together."""
-    alike: dict[str, list[str]] = {}
-    for one in methods:
-        alike.setdefault(one.promise, []).append(one.name)
-    return [f"epsilon of {', '.join(own)}: {promise}." for promise, own in alike.items()]
-
-
-def rests_on(methods: Sequence[AttackedMethod]) -> list[str]:
-    """Say what the others' guarantees rest on when a client leaves out its noise.
-
-    Methods of which the same is said are put together. Where clients share noise, the epsilon is
-    stated that the others have left if one more share is missing than the method allows for.
-    """
-    alike: dict[str, list[str]] = {}
-    for one in methods:
-        own, said = one.reliance, one.reliance.words
-        if own.epsilon is not None and own.without is not None:
-            said += f"; with one more share missing, the largest epsilon of the others is \
-{shown(own.without)} instead of {shown(own.epsilon)}"
-        alike.setdefault(said, []).append(one.name)
-    return [f"{', '.join(names)}: {said}." for said, names in alike.items()]
-
-
-def warnings(found: Poisoning) -> list[str]:
-    """Say that noise was seeded, and whose epsilon is not what it is without an attack.
-
-    A claim may change a common plan, and with it what others spend of their budgets; that somebody
-    spends more than its budget would be an error of dpfl.
-    """
-    said = [SEEDED] if found.seeded else []
-    for cell in found.changed():
-        most = max(run.epsilon_change for run in cell.runs)
-        kept = all(run.within_budgets for run in cell.runs)
-        after = (
-            "the claim has changed the plan, and nobody is above its own budget"
-            if kept
-            else "SOMEBODY IS ABOVE ITS OWN BUDGET"
-        )
-        where = f"{cell.method}, {cell.defence}, {cell.attack}"
-        said.append(f"Honest clients' epsilons differ by up to {most:.2g} ({where}): {after}.")
-    return said
-
-
-# -- numbers as cells of a table -------------------------------------------------------------------
-
-
-def spread(words: MetricWords, values: Sequence[float]) -> str:
-    """A mean with its standard deviation over seeds; a dash where there is nothing."""
-    return words.spread(values) if values else "-"
-
-
-def mean(words: MetricWords, values: Sequence[float]) -> str:
-    """A mean over seeds; a dash where there is nothing."""
-    return words.number(statistics.mean(values)) if values else "-"
 
 
 def _words(name: str) -> str:
@@ -141,10 +28,10 @@ def _row(found: Poisoning, cell: Cell) -> list[str]:
         _words(cell.attack),
         spread(found.words, cell.scores),
         drop,
-        spread(_SHARE, cell.backdoors),
-        mean(_SHARE, cell.weights),
+        spread(SHARE, cell.backdoors),
+        mean(SHARE, cell.weights),
         f"{cell.diverged} of {len(cell.runs)}",
-        mean(_SHARE, [run.cut for run in cell.runs]),
+        mean(SHARE, [run.cut for run in cell.runs]),
         f"{change:.2g}" if change else "0",
     ]
 
@@ -221,17 +108,17 @@ def poison_page(found: Poisoning) -> Page:
     """
     rows = [(_words(name), about) for name, about in found.attacks.items()]
     table = Table(headings=("attack", "what the dishonest client does"), rows=rows, names=2)
-    who = [dishonest(found), *trigger(found)]
+    who = [said.dishonest(found), *said.trigger(found)]
     sections = [
         Section(title="Who is dishonest", sentences=who, table=table),
-        Section(title="Model", sentences=[READING], charts=[_undefended(found)]),
+        Section(title="Model", sentences=[said.READING], charts=[_undefended(found)]),
         *(Section(title="Backdoor", charts=[chart]) for chart in _backdoors(found)),
         *(_method_section(found, one.name) for one in found.methods),
         Section(title="Privacy of the others", sentences=_privacy(found)),
     ]
     if found.left_out:
         sections.append(Section(title="Left out", sentences=found.left_out))
-    return attack_page("Poisoning", sections, warnings(found))
+    return attack_page("Poisoning", sections, said.warnings(found))
 
 
 def _method_section(found: Poisoning, name: str) -> Section:
@@ -251,6 +138,5 @@ def _method_section(found: Poisoning, name: str) -> Section:
 
 def _privacy(found: Poisoning) -> list[str]:
     """What the attacks change in the others' guarantees."""
-    same = [] if found.changed() else [SAME]
-    rests = ["If the dishonest client adds no noise:", *rests_on(found.methods)]
-    return [*same, ADAPTIVE, *promises(found.methods), *rests]
+    rests = ["If the dishonest client adds no noise:", *said.rests_on(found.methods)]
+    return [said.unchanged(found), said.ADAPTIVE, *said.promises(found.methods), *rests]
