@@ -435,6 +435,7 @@ def test_one_command_compares_and_writes_results_and_a_page(
     assert "uploads -2 times its update" in out
     assert "client-0" in out
     assert "NOT PRIVATE" in err
+    assert err.count("left, at the pace of the first run") == 1
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ interrupted.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,10 +63,26 @@ def poison(
             factor=factor,
             seeds=numbers,
             data_folder=asked.data,
-            progress=lambda done, total, note: update(completed=done, total=total, note=note),
+            progress=_Pace(update),
         )
     page, folder = poison_page(found), asked.folder
     finish(found, page, lambda: show(found), stem="poison", folder=folder, as_json=asked.json)
+
+
+class _Pace:
+    """Moves the bar, and says once, after the first run, about how long all others take."""
+
+    def __init__(self, update: c.Update) -> None:
+        self._update, self._began, self._first, self._said = update, time.monotonic(), "", False
+
+    def __call__(self, done: int, total: int, note: str) -> None:
+        """A round of the run that ``note`` names is over: ``done`` of ``total`` rounds are."""
+        self._first = self._first or note
+        if note != self._first and not self._said:
+            left = (time.monotonic() - self._began) / done * (total - done)
+            c.note(f"about {c.time_text(left)} left, at the pace of the first run")
+            self._said = True
+        self._update(completed=done, total=total, note=note)
 
 
 def _words(text: str) -> tuple[str, ...]:
