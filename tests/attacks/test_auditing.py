@@ -21,6 +21,7 @@ from dpfl.core.errors import ConfigurationError
 from dpfl.core.types import Adjacency, Budget, Observer
 from dpfl.deploy.recorded_sites import audit_sites
 from dpfl.methods import METHODS
+from dpfl.plugs.selection import FixedCohort
 from dpfl.strategy.method import Method
 
 SMALL = Audit(canaries=128, trials=160, rounds=2, seed=3)
@@ -131,7 +132,7 @@ def test_broken_noise_is_caught(
 ) -> None:
     how = Audit(canaries=200, trials=400, rounds=2, readings=[Adjacency.ZERO_OUT])
     (line,) = audit_lines(METHODS[name], how, fault=fault)
-    assert line.audited > line.claimed
+    assert line.refuted and line.by_curve > line.claimed
 
 
 @pytest.mark.parametrize("name", ["weiavg", "udp_fedavg", "dp_fed", "preconditioned"])
@@ -159,7 +160,7 @@ def test_faults_of_clipping_and_of_claims_are_caught(
     how = replace(one.change(plan), readings=[reading])
     broken = {"misstate": one.misstate, "fault": one.apply, "observers": one.observers}
     (line,) = audit_lines(method, how, **broken)
-    assert line.audited > line.claimed
+    assert line.refuted
 
 
 def test_controls_count_what_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +192,25 @@ def test_a_site_without_noise_is_caught_by_its_messages() -> None:
     )
     with faults.scaled_noise(0.0):
         (line,) = audit_sites(METHODS["weiavg"], how)
-    assert line.audited > line.claimed
+    assert line.refuted
+
+
+def test_games_of_different_claims_are_not_mixed_up() -> None:
+    """With a given noise and a small cohort, the claim depends on how many clients there are."""
+    settings = {"selection": FixedCohort(size=4), "noise_multiplier": 2.0}
+    how = replace(SMALL, settings=settings, readings=[Adjacency.REPLACE_ONE], trials=100)
+    (line,) = audit_lines(METHODS["dp_fed"], how)
+    claims = {bound.claimed for bound in line.bounds}
+    assert len(claims) == 2
+    assert not line.refuted
+    assert line.support == "holds"
+
+
+def test_a_claim_that_no_audit_comes_near_is_named() -> None:
+    how = Audit(budget=Budget(epsilon=14.0, delta=1e-5), canaries=300, trials=400, seed=1)
+    found = audit(["fedavg_dp"], replace(how, rounds=1))
+    assert [line.reading for line in found.lines] == [Adjacency.ZERO_OUT]
+    assert "replace_one" in next(iter(found.left_out))
 
 
 # ---- bad input -----------------------------------------------------------------------------------

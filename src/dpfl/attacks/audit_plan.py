@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dpfl.attacks.canaries import Game
+from dpfl.attacks.canaries import FILLERS, Game
 from dpfl.attacks.lower_bounds import one_run_epsilon
 from dpfl.attacks.probes import Probe
 from dpfl.core.checks import check, share, whole_number
@@ -15,6 +15,7 @@ from dpfl.core.types import Adjacency, Budget, Observer, Plain
 from dpfl.privacy.flags import Flag
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import Method
+from dpfl.strategy.slots import MANY
 
 READINGS = (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE)
 TESTS = 3
@@ -76,7 +77,7 @@ class Audit:
     def runs(self, game: Game) -> int:
         """How often a game with few canaries is played."""
         most = _MOST_HEAD_RUNS if game.probe == "head" else _MOST_RUNS
-        return min(most, -(-self.trials // game.canaries))
+        return max(2, min(most, -(-self.trials // game.canaries)))
 
     def settings_of(self, method: Method) -> Plain:
         """What a method is built with: what it needs, and what was asked for that it has."""
@@ -112,6 +113,7 @@ def games(
     layered = "two layers" in method.needs
     probe: Probe = "head" if method.model else "layered" if layered else how.probe or "linear"
     clients = not strategy.unit.of_data or probe == "split"
+    drawn = strategy.selection.sampling != "none"  # a cohort needs enough to draw from
     many = Game(
         strategy=strategy,
         probe=probe,
@@ -121,6 +123,7 @@ def games(
         rounds=None if method.model else how.rounds,
         canaries=min(how.canaries, _CLIENTS if clients else _AT_ONCE[probe]),
         apart=clients,
+        fillers=3 * (strategy.selection.cohort_size(MANY) or 1) if drawn else FILLERS,
         engine=how.engine,
     )
     few = replace(many, apart=True, canaries=1)

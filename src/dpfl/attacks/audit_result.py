@@ -18,7 +18,9 @@ class AuditLine:
 
     ``promise`` is what the claimed epsilon is about; ``reading`` is what the coins decided, which
     the promise covers. ``bounds`` are lower bounds, which hold together with the confidence of the
-    audit. ``support`` is the outcome of the support test.
+    audit. ``reach`` is how far canaries move what the adversary sees, relative to what the claim
+    allows: where it is small the tests see little, and None where the claim is no single number.
+    ``support`` is the outcome of the support test.
     """
 
     method: str
@@ -27,22 +29,29 @@ class AuditLine:
     delta: float
     claimed: float
     bounds: tuple[LowerBound, ...]
+    reach: float | None = None
     support: str = HOLDS
 
     @property
     def audited(self) -> float:
-        """The largest lower bound."""
+        """The largest lower bound that holds for any mechanism."""
+        return max(bound.epsilon for bound in self.bounds if bound.factor is None)
+
+    @property
+    def by_curve(self) -> float:
+        """The largest lower bound if the noise is the claim's, divided by some factor."""
         return max(bound.epsilon for bound in self.bounds)
 
     @property
     def gap(self) -> float:
-        """How far the audit stays below the claim."""
-        return self.claimed - self.audited
+        """How far the largest lower bound stays below the claim."""
+        return self.claimed - self.by_curve
 
     @property
     def refuted(self) -> bool:
         """Whether the claim cannot hold."""
-        return self.audited > self.claimed or self.support.startswith("broken")
+        broken = self.support.startswith("broken")
+        return broken or any(bound.refutes for bound in self.bounds)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that JSON can carry."""
@@ -53,6 +62,8 @@ class AuditLine:
             "delta": self.delta,
             "claimed": self.claimed,
             "audited": self.audited,
+            "by_curve": self.by_curve,
+            "reach": self.reach,
             "bounds": [asdict(bound) for bound in self.bounds],
             "support": self.support,
             "refuted": self.refuted,
@@ -80,7 +91,7 @@ class ControlResult:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult:
-    """All lines and controls; ``left_out`` are methods without a line, and why."""
+    """All lines and controls; ``left_out`` are methods and lines that are missing, and why."""
 
     lines: tuple[AuditLine, ...]
     controls: tuple[ControlResult, ...]

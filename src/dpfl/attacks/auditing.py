@@ -1,9 +1,9 @@
 """Audit a method: lower bounds on its epsilons, beside what it claims.
 
 Each method meets three tests, in both readings of adjacency: many canaries in few runs, one canary
-in many tiny runs, and the support test of :mod:`dpfl.testing`. The first two give lower bounds that
-hold with the confidence asked for, all of them together. An audited epsilon above the claimed one
-refutes the claim. Audits find gross errors; they prove no guarantee.
+in many tiny runs, and the support test of :mod:`dpfl.testing`. The first two give lower bounds; all
+bounds of a line hold together with the confidence asked for. Audits find gross errors; they prove
+no guarantee.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from dpfl.attacks.lower_bounds import (
     LowerBound,
     Trials,
     canary_bounds,
-    repeated_bound,
+    repeated_bounds,
     separation,
 )
 from dpfl.attacks.observation import Observation
@@ -32,6 +33,7 @@ from dpfl.attacks.support import NOT_RUN, support_test
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Observer
 from dpfl.methods import find
+from dpfl.privacy.accountant import shown
 from dpfl.strategy.method import Method
 
 LARGEST_CLAIM = 25.0
@@ -63,11 +65,13 @@ def audit(
     from dpfl.attacks.faults import caught_in
 
     how, began = how or Audit(), time.perf_counter()
-    found, left_out = [], {}
+    found: list[AuditLine] = []
+    left_out: dict[str, str] = {}
+    lines = by or partial(audit_lines, left_out=left_out)
     for number, name in enumerate(methods):
         progress(name, number, len(methods))
         try:
-            found += list((by or audit_lines)(find(name), how))
+            found += list(lines(find(name), how))
         except (ConfigurationError, PrivacyRefusal) as refusal:
             left_out[name] = str(refusal)
     caught: list[ControlResult] = []
@@ -115,11 +119,13 @@ def audit_lines(
     misstate: Misstate | None = None,
     fault: Fault = nullcontext,
     observers: Sequence[Observer] = (),
+    left_out: dict[str, str] | None = None,
 ) -> Iterator[AuditLine]:
     """Audit one method: a line for every adversary and reading.
 
     ``fault`` breaks the code while the games are played, and ``misstate`` claims something else:
     both are for controls. A method that claims nothing, or whose clients send nothing, is refused.
+    ``left_out`` is told why a line is missing.
     """
     strategy = check_audited(method, how)
     support = NOT_RUN if misstate else support_test(method, strategy, fault)
@@ -127,8 +133,10 @@ def audit_lines(
         for reading in how.readings:
             played = games(method, strategy, how, observer, reading)
             line = _line(method, played, how, misstate, fault)
-            if line is not None:
+            if isinstance(line, AuditLine):
                 yield replace(line, support=support)
+            elif left_out is not None:
+                left_out[f"{method.name}, {reading}, against the {observer}"] = line
 
 
 def _line(
@@ -137,20 +145,21 @@ def _line(
     how: Audit,
     misstate: Misstate | None,
     fault: Fault,
-) -> AuditLine | None:
-    """Both games of one adversary and reading; None where nothing is claimed."""
+) -> AuditLine | str:
+    """Both games of one adversary and reading, or why they are not worth playing."""
     many, few = played
     nobody = np.zeros(many.canaries, dtype=bool)
     claims = misstate or (lambda game, seen: game.claim(seen))
     claim = claims(many, many.play(nobody, 1))
     if not claim.finite or claim.epsilon() > LARGEST_CLAIM:
-        return None
+        return f"it claims {shown(claim.epsilon())} there, which no audit comes near"
     confidence, coins = 1 - (1 - how.confidence) / TESTS, 2 * how.coins
     trials = _together(_played(many, -(-how.canaries // many.canaries), coins, how.seed, fault))
     bounds = canary_bounds(trials, claim, confidence)
     own = claims(few, few.play(np.zeros(few.canaries, dtype=bool), 1))
     runs = list(_played(few, how.runs(few), coins + 1, how.seed, fault))
-    bounds.append(_repeated(runs, own, confidence))
+    bounds += _repeated(runs, own, confidence)
+    mu = getattr(claim.curve(), "mu", None)
     return AuditLine(
         method=method.name,
         promise=claim.promise,
@@ -158,7 +167,14 @@ def _line(
         delta=claim.delta,
         claimed=claim.epsilon(),
         bounds=tuple(bounds),
+        reach=None if mu is None else _reached(trials) / mu,
     )
+
+
+def _reached(trials: Trials) -> float:
+    """How many standard deviations apart scores of present and absent canaries are."""
+    there, gone = trials.scores[trials.present], trials.scores[~trials.present]
+    return float((there.mean() - gone.mean()) / max(gone.std(), 1e-12 * abs(there.mean()), 1e-300))
 
 
 def _played(
@@ -188,7 +204,7 @@ def _together(runs: Iterator[Trials] | Sequence[Trials]) -> Trials:
     return Trials(scores=scores, present=np.concatenate([one.present for one in own]))
 
 
-def _repeated(runs: Sequence[Trials], claim: Claim, confidence: float) -> LowerBound:
+def _repeated(runs: Sequence[Trials], claim: Claim, confidence: float) -> list[LowerBound]:
     """Choose statistic and threshold on half of the runs, and try them on the others.
 
     The statistic is the score, or the score less its mean where the unit was not there: noise that
@@ -199,7 +215,7 @@ def _repeated(runs: Sequence[Trials], claim: Claim, confidence: float) -> LowerB
     options = [np.zeros_like(centres), centres]
     choice = max(options, key=lambda own: separation(_together(_less(runs[:half], own))))
     chosen_on, tried_on = (_together(_less(part, choice)) for part in (runs[:half], runs[half:]))
-    return repeated_bound(chosen_on, tried_on, claim, confidence)
+    return repeated_bounds(chosen_on, tried_on, claim, confidence)
 
 
 def _centres(runs: Sequence[Trials]) -> np.ndarray:

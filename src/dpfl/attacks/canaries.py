@@ -40,7 +40,8 @@ class Game:
 
     ``adjacency`` is the reading: what a coin decides. ``observer`` is the adversary whose view is
     scored. With ``apart`` every one of the ``canaries`` is at a client of its own; otherwise all
-    are records of one client. ``budget`` is that of their clients.
+    are records of one client. ``budget`` is that of their clients, and ``fillers`` is how many
+    clients have none of them.
     """
 
     strategy: Strategy
@@ -51,6 +52,7 @@ class Game:
     rounds: int | None
     canaries: int
     apart: bool
+    fillers: int = FILLERS
     engine: str = "stacked"
 
     @property
@@ -84,7 +86,7 @@ class Game:
         return observe(
             Setup(
                 model=build_probe(self.probe, self.size),
-                federation=canary_federation(self.probe, marks, *own, fillers=FILLERS),
+                federation=canary_federation(self.probe, marks, *own, fillers=self.fillers),
                 strategy=self.strategy,
                 rounds=self.rounds,
                 seed=PublicSeed(seed or 0),

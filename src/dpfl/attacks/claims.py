@@ -2,8 +2,9 @@
 
 A claim is the history that a ledger is charged for. Its trade-off curve says how rarely an
 adversary with a given rate of false alarms misses a unit that is there. To turn a refutation into a
-number, the claim is stretched: the same history with all noise divided by a factor. The largest
-factor that the evidence refutes gives the audited epsilon, and one above 1 refutes the claim.
+number, the claim is stretched: the same history with all noise divided by a factor. A factor above
+1 that the evidence refutes refutes the claim. The epsilon of the largest refuted factor is a lower
+bound for mechanisms whose noise is the claim's, divided by some factor.
 """
 
 import math

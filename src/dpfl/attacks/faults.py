@@ -144,7 +144,7 @@ FAULTS = (
     ),
     Fault(
         name="unaccounted release",
-        about="statistics before round one are not charged",
+        about="statistics before round one have a tenth of their noise, and are not charged",
         apply=quiet_releases,
         misstate=rounds_alone,
         fits=_releases,
@@ -198,5 +198,5 @@ def caught_in(method: Method, how: Audit, runs: int, progress: Progress) -> list
 
 def _caught_by(line: AuditLine) -> list[str]:
     """The tests that refute a line's claim."""
-    found = [bound.test for bound in line.bounds if bound.epsilon > line.claimed]
+    found = [bound.test for bound in line.bounds if bound.refutes]
     return [*found, *["support"] * line.support.startswith("broken")]

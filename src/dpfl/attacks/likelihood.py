@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import expit, logit, ndtri
 from scipy.stats import beta, rankdata, t
 
 Floats = NDArray[np.float64]
@@ -94,7 +94,9 @@ class Trials:
         return tuple(zip(alarms.tolist(), hits.tolist(), strict=True))
 
     def auc(self, confidence: float) -> Interval:
-        """The area under the curve, with a t interval from the variance between runs."""
+        """The area under the curve, with a t interval of its log odds from the variance between
+        runs.
+        """
         there, gone = self.scores[self.present], self.scores[~self.present]
         ranks = rankdata(np.concatenate([there, gone]))
         above = (ranks[: len(there)] - rankdata(there)) / len(gone)
@@ -104,10 +106,12 @@ class Trials:
         moved[self.present] = (above - area) / len(there)
         moved[~self.present] = (below - area) / len(gone)
         error = np.sqrt(runs / (runs - 1) * np.square(moved.sum(axis=1)).sum())
-        reach = float(t.ppf((1 + confidence) / 2, runs - 1) * error)
-        low, high = max(0.0, area - reach), min(1.0, area + reach)
-        if error == 0:  # all runs alike: as if every run were one trial
+        if error == 0 or not 0 < area < 1:  # all runs alike: as if every run were one trial
             low, high = _exact(area, runs, confidence)
+            return Interval(value=area, low=low, high=high)
+        # On the scale of log odds, where an area near 1 does not stand at the end of its range.
+        reach = float(t.ppf((1 + confidence) / 2, runs - 1) * error / (area * (1 - area)))
+        low, high = (float(expit(logit(area) + way * reach)) for way in (-1, 1))
         return Interval(value=area, low=low, high=high)
 
     def hits(self, rate: float, confidence: float) -> tuple[Interval, float]:

@@ -17,13 +17,19 @@ b the blow-up 1 - f of the curve, significance s and
 
 v right guesses refute the curve if r_0 + h_0 > r / m.
 
-*Independent trials*: rates of false alarms and misses with Clopper-Pearson limits; a curve is
-refuted that allows no such pair.
+*Independent trials*: rates of false alarms and misses with Clopper-Pearson limits a and b; a curve
+is refuted that allows no such pair, and epsilon is at least log((1 - delta - b) / a), or the same
+with a and b exchanged.
+
+Two kinds of bounds: *plain* ones hold for any mechanism. A refuted curve refutes the claim for any
+mechanism, too; but the epsilon that is derived from it is that of a claim stretched by a factor,
+and holds for mechanisms whose noise is the claim's, divided by some factor.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,18 +67,24 @@ class Trials:
 
 @dataclass(frozen=True, kw_only=True)
 class LowerBound:
-    """An audited epsilon: the claim's true epsilon is at least this, with ``confidence``.
+    """An audited epsilon: the true epsilon is at least this, with ``confidence``.
 
-    ``test`` says how it was found, ``trials`` how many units were guessed about, and ``factor`` by
-    how much the claim's noise could be divided and still be refuted, where that is how it was
-    found.
+    ``test`` says how it was found, ``trials`` how many units were guessed about, ``claimed`` what
+    the audited game claims. ``factor`` says by how much the claim's noise can be divided and still
+    be refuted; None for a plain bound, which assumes nothing about the noise.
     """
 
     test: str
     epsilon: float
+    claimed: float
     confidence: float
     trials: int
     factor: float | None = None
+
+    @property
+    def refutes(self) -> bool:
+        """Whether the claim of the game cannot hold."""
+        return self.epsilon > self.claimed if self.factor is None else self.factor > 1
 
 
 def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
@@ -127,16 +139,11 @@ def canary_bounds(trials: Trials, claim: Claim, confidence: float) -> list[Lower
     def refutes(curve: Curve) -> bool:
         return any(guesses_refute(curve, count, *own, significance) for own in found)
 
+    bound = partial(LowerBound, claimed=claim.epsilon(), confidence=confidence, trials=count)
     factor = claim.largest_refuted(refutes)
     return [
-        LowerBound(test="canaries", epsilon=plain, confidence=confidence, trials=count),
-        LowerBound(
-            test="canaries, f-DP",
-            epsilon=claim.epsilon(factor),
-            confidence=confidence,
-            trials=count,
-            factor=factor,
-        ),
+        bound(test="canaries", epsilon=plain),
+        bound(test="canaries, f-DP", epsilon=claim.epsilon(factor), factor=factor),
     ]
 
 
@@ -151,20 +158,25 @@ def upper_limit(errors: int, trials: int, significance: float) -> float:
     return float(beta.ppf(1 - significance, errors + 1, trials - errors))
 
 
-def repeated_bound(
+def repeated_bounds(
     chosen_on: Trials, tried_on: Trials, claim: Claim, confidence: float
-) -> LowerBound:
-    """A bound from independent trials: a threshold is chosen on some, and tried on the others."""
+) -> list[LowerBound]:
+    """Both bounds from independent trials: a threshold is chosen on some, and tried on the others.
+
+    They rest on the same two limits, and hold together with the confidence asked for.
+    """
     threshold = _best_threshold(chosen_on)
     alarms, misses = error_limits(tried_on, threshold, 1 - confidence)
     factor = claim.largest_refuted(lambda curve: misses < curve.misses(alarms))
-    return LowerBound(
-        test="repeated runs",
-        epsilon=claim.epsilon(factor),
-        confidence=confidence,
-        trials=len(tried_on),
-        factor=factor,
+    bound = partial(
+        LowerBound, claimed=claim.epsilon(), confidence=confidence, trials=len(tried_on)
     )
+    odds = [(1 - claim.delta - one) / other for one, other in ((misses, alarms), (alarms, misses))]
+    plain = max(0.0, *(math.log(one) for one in odds if one > 0), 0.0)
+    return [
+        bound(test="repeated runs", epsilon=plain),
+        bound(test="repeated runs, f-DP", epsilon=claim.epsilon(factor), factor=factor),
+    ]
 
 
 def error_limits(trials: Trials, threshold: float, significance: float) -> tuple[float, float]:

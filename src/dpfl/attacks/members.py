@@ -225,7 +225,7 @@ def _curves(
     confidence: float,
 ) -> tuple[MembershipCurve, ...]:
     """Both attacks on every view, with as many tests of a bound as there are limits."""
-    tests = max(1, len(ATTACKS) * len(bounds) * (1 + 2 * len(rates)))
+    tests = max(1, 2 * len(ATTACKS) * len(bounds) * len(rates))
     curves = []
     for view, statistics in found.items():
         for attack in ATTACKS:

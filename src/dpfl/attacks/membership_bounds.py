@@ -68,14 +68,13 @@ def figures_of(
 ) -> tuple[Measured, ...]:
     """The area under a curve, and its true positive rates at ``rates``, beside the ``bound``.
 
-    Limits have the ``confidence`` each. Whether a figure exceeds the bound is decided at a stricter
+    Limits have the ``confidence`` each. Whether a rate exceeds the bound is decided at a stricter
     level, at which all ``tests`` of a result hold together (Bonferroni); for a rate, the limits of
     both rates are tests.
     """
     strict, area = 1 - (1 - confidence) / tests, trials.auc(confidence)
     largest = bound.auc if bound else None
-    exceeds = bound is not None and trials.auc(strict).low > bound.auc
-    found = [Measured(rate=None, **vars(area), bound=largest, exceeds=exceeds)]
+    found = [Measured(rate=None, **vars(area), bound=largest, exceeds=False)]
     for rate in rates:
         hits, _ = trials.hits(rate, confidence)
         surely, most = trials.hits(rate, strict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from dpfl.strategy.method import Method
 
 _LEGEND = """\
-claimed: upper bound by the accountant; audited: the largest lower bound, with the confidence \
-asked for; support: whether anything but noisy integers shows (no statistical error)"""
+claimed: upper bound by the accountant; audited: the largest lower bound that holds for any \
+mechanism; by curve: the largest one if the noise is the claim's, divided by some factor; gap: \
+claimed less the larger of the two"""
 
 
 def audit(
@@ -70,6 +72,7 @@ def audit(
         confidence=confidence,
         settings={name: number(value) for name, _, value in pairs},
         seed=seed,
+        coins=secrets.randbits(32) if seed is None else seed,
     )
     c.note(f"about {c.time_text(estimate(names, how, controls))}, by one run of each game")
     stop = c.interruptible(out or Path("runs"), lambda: "run it again: audits are not resumed")
@@ -117,10 +120,14 @@ def _between_sites(controls: int) -> Callable[[Method, Audit], Iterable[AuditLin
 
 def show_audit(found: AuditResult) -> None:
     """Print one table of lines, and one of controls where there are any."""
-    columns = ("method", "unit", "reading", "against", "claimed", "audited", "gap", "support")
-    title = f"Audited lower bounds on epsilon, confidence {found.confidence:g}"
-    c.print_table(columns, map(_row, found.lines), title=title, left=4)
-    c.print_lines(_LEGEND)
+    columns = ("method", "protects, from", "reading", "claimed", "audited", "by curve", "gap")
+    title = f"Lower bounds on epsilon, confidence {found.confidence:g}"
+    c.print_table(columns, map(_row, found.lines), title=title, left=3)
+    kinds: dict[str, list[str]] = {}
+    for line in found.lines:
+        kinds.setdefault(line.support, []).append(line.method)
+    tests = [f"support test {how}: {', '.join(dict.fromkeys(who))}" for how, who in kinds.items()]
+    c.print_lines(_LEGEND, *tests)
     if found.controls:
         c.out.print()
         rows = [
@@ -137,14 +144,12 @@ def _tests(by: Mapping[str, int]) -> str:
 
 
 def _row(line: AuditLine) -> list[str]:
-    support = line.support.partition(":")[0]
     return [
         line.method,
-        str(line.promise.unit),
+        f"{line.promise.unit}, {line.promise.observer}",
         str(line.reading),
-        str(line.promise.observer),
         c.epsilon_text(line.claimed, 2),
-        f"{line.audited:.2f}" + " REFUTED" * line.refuted,
-        f"{line.gap:.2f}",
-        support,
+        f"{line.audited:.2f}",
+        f"{line.by_curve:.2f}",
+        "REFUTED" if line.refuted else f"{line.gap:.2f}",
     ]

@@ -6,8 +6,8 @@ audited are the bytes of its answers. The claim is read from the site's own ledg
 that folder is touched, and no address is ever asked.
 
 The model is a logistic regression. A canary is a record LONG e_j, whose gradient is clipped and
-lies in the j-th weights of both classes; one that is not there is a record of zeros, which moves
-nothing but the biases, and those are not looked at.
+lies in the j-th weights of both classes; one that is not there is a record of zeros. That moves the
+biases alone, which are not looked at: what is scored is no further apart than under zero-out.
 """
 
 import tempfile

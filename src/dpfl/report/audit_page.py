@@ -18,12 +18,15 @@ _TESTS = (
     "Canaries: many of them in few runs (Steinke, Nasr, Jagielski 2023), and the same for the "
     "whole trade-off curve of the claim (Mahloujifar, Melis, Chaudhuri 2024). Repeated runs: "
     "independent trials with a threshold chosen on the first half of the runs, with "
-    "Clopper-Pearson limits. "
+    "Clopper-Pearson limits. Bounds with f-DP are epsilons of the claim with all noise divided by "
+    "a factor; they hold for noise of that kind, the others for any mechanism. "
     "Support: a deterministic test that nothing but noisy integers depends on a client's data."
 )
 _LIMITS = (
-    "An audit proves no guarantee: it finds noise that is several times too small, seldom a factor "
-    "below 2, and nothing that its adversary does not look at."
+    "An audit proves no guarantee: it finds noise that is several times too small, and nothing "
+    "that its adversary does not look at. Reach is how far canaries move what the adversary sees, "
+    "relative to what the claim allows: a method that mixes clients before anything is published, "
+    "or that has more noise than it counts on, shows little of them, and larger faults could pass."
 )
 
 
@@ -66,11 +69,12 @@ def _lines(lines: tuple[AuditLine, ...]) -> Table:
             shown(line.claimed),
             *(f"{bound.epsilon:.2f}" for bound in line.bounds),
             f"{line.gap:.2f}",
+            "-" if line.reach is None else f"{100 * line.reach:.0f} %",
             line.support,
         )
         for line in lines
     ]
-    headings = ("method", "the claim is", "reading", "claimed", *tests, "gap", "support")
+    headings = ("method", "the claim is", "reading", "claimed", *tests, "gap", "reach", "support")
     return Table(headings=headings, rows=rows, names=3)
 
 
@@ -83,6 +87,7 @@ def _charts(lines: tuple[AuditLine, ...]) -> list[Chart]:
         series = [
             Series(name="claimed", x=names, y=[line.claimed for line in own], kind="rings"),
             Series(name="audited", x=names, y=[line.audited for line in own], kind="points"),
+            Series(name="by curve", x=names, y=[line.by_curve for line in own], kind="points"),
         ]
         charts.append(
             Chart(
