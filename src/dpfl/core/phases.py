@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from dpfl.core.checks import check, not_negative, one_of, whole_number
+from dpfl.core.checks import LARGEST_LEARNING_RATE, check, not_negative, one_of, whole_number
 
 Clipping = Literal["flat", "per_layer", "normalised"]
 CLIPPINGS: tuple[Clipping, ...] = get_args(Clipping)
@@ -82,4 +82,8 @@ def check_optimiser(where: str, settings: Mapping[str, Any]) -> None:
     """Refuse a momentum, weight decay or proximal term that no step can have."""
     momentum = settings["momentum"]
     check(0 <= momentum < 1, where, f"momentum = {momentum}", "give 0 or more, below 1")
-    not_negative(where, weight_decay=settings["weight_decay"], proximal=settings["proximal"])
+    pulls = {name: settings[name] for name in ("weight_decay", "proximal")}
+    not_negative(where, **pulls)
+    for name, own in pulls.items():
+        remedy = f"give a number of at most {LARGEST_LEARNING_RATE:g}"
+        check(own <= LARGEST_LEARNING_RATE, where, f"{name} = {own}", remedy)

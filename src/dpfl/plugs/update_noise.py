@@ -20,7 +20,8 @@ def noise_variance(phases: Sequence[Phase], examples: int, parameters: int) -> f
         size = batches.expected_size if isinstance(batches, PoissonBatches) else phase.batch_size
         std = phase.lr * phase.noise_multiplier * (phase.clip or 0.0) / size
         responses, kept = step_responses(phase)
-        total = total * kept**2 + sum(h * h for h in responses) * parameters * std**2
+        # products: a power that is too large would be an error, not infinite
+        total = total * kept * kept + sum(h * h for h in responses) * parameters * std * std
     return total
 
 
