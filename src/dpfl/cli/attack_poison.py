@@ -73,13 +73,14 @@ class _Pace:
     """Moves the bar, and says once, after the first run, about how long all others take."""
 
     def __init__(self, update: c.Update) -> None:
-        self._update, self._began, self._first, self._said = update, time.monotonic(), "", False
+        self._update, self._began, self._first, self._said = update, 0.0, "", False
 
     def __call__(self, done: int, total: int, note: str) -> None:
         """A round of the run that ``note`` names is over: ``done`` of ``total`` rounds are."""
-        self._first = self._first or note
+        if not self._first:  # planning is over, and so is the first round
+            self._first, self._began = note, time.monotonic()
         if note != self._first and not self._said:
-            left = (time.monotonic() - self._began) / done * (total - done)
+            left = (time.monotonic() - self._began) / max(1, done - 1) * (total - done)
             c.note(f"about {c.time_text(left)} left, at the pace of the first run")
             self._said = True
         self._update(completed=done, total=total, note=note)
