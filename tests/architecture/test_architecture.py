@@ -29,9 +29,10 @@ PAPERS = sorted(path for path in (PACKAGE / "methods").glob("*.py") if path.stem
 # The project's own limits. They rise only with a feature. The goals were 7,000 and 9,000 before
 # sites had workers of their own and the open port had limits, and before tasks, schemas, persons,
 # rules for more layers, accounted evaluation, baselines, Python's own doors, the secure sum, and
-# before methods of our own with their features, plans and personal finish.
+# before methods of our own with their features, plans and personal finish. Attacks and audits, with
+# their commands and pages, are 4,000 lines of the shell.
 MOST_LIBRARY_LINES = 16_400
-MOST_SHELL_LINES = 14_200
+MOST_SHELL_LINES = 18_300
 LEAST_DOCSTRING_SHARE = 0.27
 LONG_FILES = 2  # of more than 260 lines
 

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from dpfl.core.errors import DiskError, LedgerError, disk_error, read_problem
+from dpfl.core.errors import DiskError, LedgerError, disk_error
 from dpfl.core.files import sync_folder
 from dpfl.privacy import chain, old_ledger
 from dpfl.privacy.chain import Entry, Head, require
@@ -134,10 +134,7 @@ class LedgerFile:
         if found == old_ledger.FORMAT and read_only:  # go on with a copy in today's form
             copied = type(self).create(":memory:", str(owner))
             with copied._transaction() as entry:
-                try:
-                    old_ledger.copy(self._connection, self._name, entry)
-                except (ValueError, TypeError, KeyError, AttributeError) as error:
-                    require(False, self._name, f"cannot be read ({read_problem(error)})")
+                old_ledger.copy(self._connection, self._name, entry)
             self.close()
             self._connection, self.flags = copied._connection, old_ledger.FLAGS
         else:

@@ -12,6 +12,7 @@ import sqlite3
 from collections import defaultdict
 from functools import lru_cache
 
+from dpfl.core.errors import read_problem
 from dpfl.core.files import parsed
 from dpfl.privacy.chain import Entry, Row, require
 from dpfl.privacy.costs import PrivacyCost, adjacency_of, unit_of, written
@@ -38,6 +39,13 @@ def refusal(found: str) -> tuple[str, str]:
 
 def copy(old: sqlite3.Connection, name: str, entry: Entry) -> None:
     """Write what an old ledger holds as one entry of a new one; changed costs are refused."""
+    try:
+        _copy(old, name, entry)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        require(False, name, f"cannot be read ({read_problem(error)})")
+
+
+def _copy(old: sqlite3.Connection, name: str, entry: Entry) -> None:
     problem = "charges only some rounds of a run against the world"
     require(old.execute(_MIXED).fetchone() is None, name, problem, "read it with dpfl 0.1")
     bodies = dict(old.execute("SELECT digest, body FROM bills").fetchall())
