@@ -52,6 +52,9 @@ give a number above 0 and at most 10000
     _each(where, values, lambda value: 0 < value <= LARGEST_LEARNING_RATE, remedy)
 
 
+MOST_ROUNDS, MOST_STEPS = 10**6, 10**7
+"""No study has more rounds, and no round more local steps: no plan of them fits into memory."""
+
 LARGEST_CLIP = 1e30
 """No clip above this can be meant: noise in proportion to it cannot be computed."""
 

@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from dpfl.core.checks import LARGEST_LEARNING_RATE, check, not_negative, one_of, whole_number
+from dpfl.core.checks import (
+    LARGEST_LEARNING_RATE,
+    MOST_STEPS,
+    check,
+    not_negative,
+    one_of,
+    whole_number,
+)
 
 Clipping = Literal["flat", "per_layer", "normalised"]
 CLIPPINGS: tuple[Clipping, ...] = get_args(Clipping)
@@ -53,7 +60,8 @@ class Phase:
     whole: bool = False  # the mean gradient is clipped, not each record's
 
     def __post_init__(self) -> None:
-        whole_number("phase", "steps", self.steps)
+        steps, remedy = whole_number("phase", "steps", self.steps), f"take at most {MOST_STEPS}"
+        check(steps <= MOST_STEPS, "phase", f"{steps} local steps in a round", remedy)
         whole_number("phase", "batch_size", self.batch_size)
         clipped, noisy = self.clip is not None, self.noise_multiplier > 0
         whole = self.part == "all" or not clipped

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from dpfl.core.checks import check
-from dpfl.core.errors import FolderError
+from dpfl.core.errors import ConfigurationError, FolderError
 from dpfl.core.files import write_safely
 
 CA_CERTIFICATE, CA_KEY = "ca.crt", "ca.key"
@@ -35,7 +35,12 @@ def make_certificates(folder: Path, names: Sequence[str], days: int = VALID_DAYS
     new = not (folder / CA_CERTIFICATE).exists()
     check(new, str(folder), "already has certificates", remedy, FolderError)
     authority, own = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    title, subject = _title("dpfl study authority"), _title(names[0][:64])
+    try:
+        title, subject = _title("dpfl study authority"), _title(names[0][:64])
+        reached_by = x509.SubjectAlternativeName([_name(name) for name in names])
+    except ValueError as error:
+        problem, remedy = f"{names!r:.100} are not names of a server", "give names and addresses"
+        raise ConfigurationError("[network]", problem, remedy) from error
     signing = _usage("key_cert_sign", "crl_sign")
     ca = (
         _certificate(title, title, authority, days)
@@ -43,7 +48,6 @@ def make_certificates(folder: Path, names: Sequence[str], days: int = VALID_DAYS
         .add_extension(signing, critical=True)
         .sign(authority, hashes.SHA384())
     )
-    reached_by = x509.SubjectAlternativeName([_name(name) for name in names])
     serving = x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH])
     server = (
         _certificate(subject, title, own, days)

@@ -63,8 +63,8 @@ def make_study(folder: Path, study: StudyFile) -> None:
     study.build_model()
     path, remedy = folder / STUDY_FILE, "name another folder"
     check(not path.exists(), str(folder), "already holds a study", remedy, FolderError)
-    write_safely(path, study.to_toml().encode())
     make_certificates(folder / CERTIFICATES, _names(study))
+    write_safely(path, study.to_toml().encode())
     (folder / SITES).mkdir(exist_ok=True)
     superlink.write_app(folder)
 

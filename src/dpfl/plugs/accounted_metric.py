@@ -9,6 +9,9 @@ from dpfl.plugs.measures import Estimate, Measure, make_measure
 from dpfl.plugs.release_costs import Shares
 from dpfl.tasks import Task
 
+SMALLEST_SHARE = 1e-6
+"""With less of a budget, the noise of a measurement hides whatever is measured."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AccountedMetric:
@@ -33,6 +36,8 @@ class AccountedMetric:
         where = "accounted metric"
         share(where, share=self.share)
         check(self.share < 1, where, "it takes the whole budget", "give a share below 1")
+        remedy = f"give a share of at least {SMALLEST_SHARE:g}"
+        check(self.share >= SMALLEST_SHARE, where, f"share = {self.share}", remedy)
         whole_number(where, "every", self.every)
 
     def measure(self, task: Task) -> Measure:

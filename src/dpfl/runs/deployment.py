@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, StrictInt, model_validator
 from torch import nn
 
-from dpfl.core.checks import check
+from dpfl.core.checks import MOST_ROUNDS, check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.promise import SUMMED, colluding
 from dpfl.core.random import PublicSeed
@@ -44,7 +44,7 @@ class RoundsSection(sections.RoundsSection):
     ``noise``: drawn by the operating system, except in a rehearsal.
     """
 
-    rounds: StrictInt | None = Field(default=None, ge=1)
+    rounds: StrictInt | None = Field(default=None, ge=1, le=MOST_ROUNDS)
     round_timeout: float = Field(default=600.0, gt=0)
     enrol_timeout: float = Field(default=600.0, gt=0)
     least_sites: int = Field(default=2, ge=1)

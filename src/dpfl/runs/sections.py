@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dpfl.core.checks import check
+from dpfl.core.checks import MOST_ROUNDS, check
 from dpfl.core.types import Plain
 from dpfl.methods import find, make_strategy
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
@@ -101,7 +101,7 @@ class RoundsSection(Section):
     number. ``sampling`` left out is the one of the method.
     """
 
-    rounds: int | None = Field(default=None, ge=1)
+    rounds: int | None = Field(default=None, ge=1, le=MOST_ROUNDS)
     cohort: int | float | None = None
     least_willing: int | None = Field(default=None, ge=1)
     sampling: Literal["uniform", "poisson"] | None = None
