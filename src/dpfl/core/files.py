@@ -22,18 +22,21 @@ def cache_folder() -> Path:
 
 
 _HALF_CHARACTERS = re.compile(r"\\u[dD][89a-fA-F]")
+_LONG_NUMBERS = re.compile(r"\d{309}")  # which no float can be as large as
 
 
 def parsed(text: str | bytes, **how: Any) -> Any:
     """Read JSON; a ValueError says why it cannot be read, however it is wrong.
 
-    Lists within lists without end are refused, and so are halves of characters: neither can be
-    written again. ``how`` are arguments of :func:`json.loads`.
+    Lists within lists without end are refused, and so are halves of characters and numbers of
+    hundreds of digits: nobody could go on with them. ``how`` are arguments of :func:`json.loads`.
 
     >>> parsed('["\\\\ud83d\\\\ude42", 1]')[1]
     1
     """
     words = text.decode() if isinstance(text, bytes) else text
+    if _LONG_NUMBERS.search(words):
+        raise ValueError("it holds a number of hundreds of digits")
     try:
         found = json.loads(words, **how)
         if _HALF_CHARACTERS.search(words):
