@@ -33,20 +33,20 @@ def change_ledger(data: st.DataObject, path: Path) -> None:
             valid = json.loads(head.read_text()) if head.exists() else {"format": chain.HEAD_FORMAT}
             beside.write_bytes(data.draw(files(valid, as_json)))
         case how:
-            schema, tables = _schema(path), data.draw(altered(_tables(path)))
-            _write(path, schema, tables if isinstance(tables, dict) else {}, how == "forged")
+            schema, tables = schema_of(path), data.draw(altered(read_tables(path)))
+            write_tables(path, schema, tables if isinstance(tables, dict) else {}, how == "forged")
             if data.draw(st.integers(0, 9)) == 9:
                 with closing(sqlite3.connect(path)) as book, book, suppress(sqlite3.Error):
                     book.execute(data.draw(st.sampled_from(_ODD)))
 
 
-def _schema(path: Path) -> list[str]:
+def schema_of(path: Path) -> list[str]:
     with closing(sqlite3.connect(path)) as book:
         rows = book.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
         return [sql for (sql,) in rows]
 
 
-def _tables(path: Path) -> Tables:
+def read_tables(path: Path) -> Tables:
     """All rows of a ledger; privacy costs as the values that they hold."""
     with closing(sqlite3.connect(path)) as book:
         names = [
@@ -59,7 +59,7 @@ def _tables(path: Path) -> Tables:
     return found
 
 
-def _write(path: Path, schema: list[str], tables: dict[str, Any], forged: bool) -> None:
+def write_tables(path: Path, schema: list[str], tables: dict[str, Any], forged: bool) -> None:
     """Write rows into a new file in place of the ledger, as far as the database takes them."""
     for end in ("", "-wal", "-shm"):
         Path(f"{path}{end}").unlink(missing_ok=True)

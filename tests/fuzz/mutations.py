@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import csv
 import datetime
+import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tomli_w
@@ -98,7 +100,7 @@ def altered(draw: Draw, *wholes: Any) -> Any:
                 holder[key] = draw(st.sampled_from([[holder[key]], {"x": holder[key]}]))
             case "double" if isinstance(holder, list):
                 holder.append(copy.deepcopy(holder[key]))
-            case "number" if isinstance(holder[key], int | float):
+            case "number" if isinstance(holder[key], int | float) and abs(holder[key]) < 1e99:
                 factor = draw(st.sampled_from([-1, 0, 2, 10, 1000, 1e-3, 1e9, 1e-9]))
                 holder[key] = holder[key] * factor
             case "swap":
@@ -137,6 +139,15 @@ def as_json(value: Any) -> bytes:
     return json.dumps(value, default=str).encode()
 
 
+def as_csv(rows: Any) -> bytes:
+    """A list of rows as CSV."""
+    stream = io.StringIO()
+    lines = csv.writer(stream, lineterminator="\n")
+    for row in rows if isinstance(rows, list) else [rows]:
+        lines.writerow(row if isinstance(row, list) else [row])
+    return stream.getvalue().encode("utf-8", "surrogatepass")
+
+
 def as_lines(value: Any) -> bytes:
     """The values of a list as lines of JSON."""
     return b"".join(
@@ -144,6 +155,6 @@ def as_lines(value: Any) -> bytes:
     )
 
 
-def files(valid: Any, write: Any) -> st.SearchStrategy[bytes]:
+def files(valid: Any, write: Callable[[Any], bytes]) -> st.SearchStrategy[bytes]:
     """A file of plain values: altered and then written, or written and then damaged."""
     return st.one_of(altered(valid).map(write), altered(valid).map(write), damaged(write(valid)))

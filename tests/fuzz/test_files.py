@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfl.data.schema import Schema
 from dpfl.data.tables import read_columns, read_folder
 from dpfl.deploy.records import LoadedSite
 from dpfl.experiments.study import Sweep
+from dpfl.methods import METHODS
 from dpfl.runs.deployment import StudyFile
-from dpfl.runs.experiment import Experiment
+from dpfl.runs.experiment import Experiment, for_method
 from dpfl.runs.site_file import SITE_FILE, SiteFile
 from tests.data.test_schema import PLAIN as SCHEMA
 from tests.data.test_schema import TABLE
 from tests.deploy.federation import CLIENT, study_values, write_csv
 from tests.fuzz.doors import command, enter, fresh
-from tests.fuzz.mutations import as_json, as_toml, damaged, files
+from tests.fuzz.mutations import altered, as_csv, as_json, as_toml, damaged, files
 
 METHOD = {"lr": 0.3, "clip": 1.0, "batch_size": 8, "local_steps": 3}
 EXPERIMENT: dict[str, Any] = {
@@ -42,7 +43,7 @@ CENTRAL: dict[str, Any] = {
     "method": {"name": "dp_fed", **METHOD, "noise_multiplier": 1.0, "project": "once"},
     "budgets": {"epsilon": 8.0, "delta": 1e-3},
     "run": {"rounds": 2, "cohort": 0.5, "sampling": "poisson"},
-    "accounted": {"metric": "accuracy", "every": 1, "share": 0.1},
+    "accounted": {"metric": "loss", "every": 1, "share": 0.1, "bound": 2.0, "bins": 8},
 }
 STUDY = {
     **study_values(rounds=2),
@@ -78,6 +79,38 @@ CENTRAL["method"] |= {"target_quantile": 0.5, "vote_share": 0.2}
 SWEEP["tune"] |= {"seeds": [7], "at": {"budgets.epsilon": 1.0}, "search": "halving"}
 
 
+# Every method, with all settings that a file can give; they run on four clients in a moment.
+BASE: dict[str, Any] = {
+    "data": {"name": "digits"},
+    "partition": {"clients": 4},
+    "budgets": {"epsilon": [1.0, 2.0, 4.0, 8.0], "delta": 1e-3},
+    "run": {"rounds": 1, "seed": 1, "dropout": 0.1, "evaluate_every": 1},
+}
+GIVEN_TO_METHODS = {**METHOD, "local_steps": 1, "dimension": 20}
+
+
+def method_settings(name: str) -> dict[str, Any]:
+    known = {k: setting.default for k, setting in METHODS[name].settings.items()}
+    plain = {k: own for k, own in known.items() if isinstance(own, int | float | str)}
+    return {**plain, **{k: own for k, own in GIVEN_TO_METHODS.items() if k in known}}
+
+
+EXPERIMENTS = [
+    for_method({**BASE, "method": {"name": name, **method_settings(name)}}, name)
+    for name in METHODS
+]
+LONG = {"rounds", "local_steps", "local_epochs", "batch_size", "clients", "hidden", "head_epochs"}
+few = settings(max_examples=max(settings.default.max_examples // 2, 1))
+
+
+def soon_done(values: Any) -> bool:
+    """Whether an experiment, if it is accepted, takes a moment: large numbers may be meant."""
+    if not isinstance(values, dict):
+        return True
+    large = any(k in LONG and isinstance(v, int | float) and v > 20 for k, v in values.items())
+    return not large and all(map(soon_done, values.values()))
+
+
 def written(name: str, content: bytes) -> Path:
     path = fresh() / name
     path.write_bytes(content)
@@ -102,6 +135,13 @@ def test_experiment_files_by_command(content: bytes) -> None:
     enter("dpfl describe", command("describe", written("e.toml", content)))
 
 
+@few
+@given(altered(*EXPERIMENTS).filter(soon_done).map(as_toml))
+def test_runs(content: bytes) -> None:
+    path = written("e.toml", content)
+    enter("dpfl run", command("run", path, "--out", path.parent / "run", "--quiet"))
+
+
 @given(st.one_of(files(STUDY, as_toml), files(DESCRIBED, as_toml)))
 def test_study_files_of_deployments(content: bytes) -> None:
     path = written("study.toml", content)
@@ -113,6 +153,7 @@ def test_study_files_of_deployments(content: bytes) -> None:
         study.digest()
 
     enter("study file of a deployment", door)
+    enter("dpfl server init", command("server", "init", path.parent / "s", "--study", path))
 
 
 @given(files(SITE, as_toml))
@@ -149,21 +190,32 @@ def test_schemas(content: bytes) -> None:
 
 # -- tables ----------------------------------------------------------------------------------------
 
-CSV = b"age,dose,ill\n" + b"".join(b"%d,%d.5,%d\n" % (n, n % 7, n % 2) for n in range(20))
-MIXED = b"age,visits,sex,smoker,ill\n50,3,m,yes,yes\n,2,f,no,no\n120,,f,true,no\n"
-BUDGETS = b"id,epsilon,delta\nclient-0,1.0,1e-3\nclient-1,2,\nclient-2,0.5,1e-4\n"
-GAINS = b"id,gain\na,1.0\nb,0.5\nc,2\n"
+CELLS = [["age", "dose", "ill"], *([n, n % 7 + 0.5, n % 2] for n in range(20))]
+MIXED_CELLS = [
+    ["age", "visits", "sex", "smoker", "ill"],
+    [50, 3, "m", "yes", "yes"],
+    ["", 2, "f", "no", "no"],
+    [120, "", "f", "true", "no"],
+]
+CSV, MIXED = as_csv(CELLS), as_csv(MIXED_CELLS)
+BUDGETS = [
+    ["id", "epsilon", "delta"],
+    ["client-0", 1.0, 1e-3],
+    ["client-1", 2, ""],
+    ["client-2", 0.5, 1e-4],
+]
+GAINS = [["id", "gain"], ["a", 1.0], ["b", 0.5], ["c", 2]]
 PLAN = ["--parameters", 100, "--rounds", 3, "--delta", 1e-3, "--epsilon", 5, "--json"]
 
 
-@given(damaged(CSV))
+@given(files(CELLS, as_csv))
 def test_tables_of_numbers(content: bytes) -> None:
     folder = written("a.csv", content).parent
     (folder / "b.csv").write_bytes(CSV)
     enter("data CSV", lambda: read_folder(folder))
 
 
-@given(damaged(CSV))
+@given(files(CELLS, as_csv))
 def test_tables_of_numbers_by_command(content: bytes) -> None:
     folder = written("a.csv", content).parent
     (folder / "b.csv").write_bytes(CSV)
@@ -171,7 +223,7 @@ def test_tables_of_numbers_by_command(content: bytes) -> None:
     enter("data CSV by command", command("describe", "--dataset", f"{folder}/", *options))
 
 
-@given(damaged(MIXED))
+@given(files(MIXED_CELLS, as_csv))
 def test_tables_by_a_schema(content: bytes) -> None:
     path = written("a.csv", content)
 
@@ -198,7 +250,7 @@ def test_parquet(content: bytes) -> None:
 
 @given(
     st.one_of(
-        damaged(BUDGETS).map(lambda content: ("b.csv", content)),
+        files(BUDGETS, as_csv).map(lambda content: ("b.csv", content)),
         files({"client-0": 1.0, "client-1": [2.0, 1e-3]}, as_json).map(lambda own: ("b.json", own)),
     )
 )
@@ -208,7 +260,7 @@ def test_budgets(given_: tuple[str, bytes]) -> None:
     enter("budgets file", lambda: Experiment.from_dict(values).federation())
 
 
-@given(damaged(GAINS))
+@given(files(GAINS, as_csv))
 def test_gains(content: bytes) -> None:
     enter("gains CSV", command("plan-power", "--gains", written("g.csv", content), *PLAN))
 
@@ -218,7 +270,7 @@ def test_gains(content: bytes) -> None:
 
 def test_the_examples_are_valid() -> None:
     """Otherwise everything would be refused at the first check."""
-    for values in (EXPERIMENT, CENTRAL):
+    for values in (EXPERIMENT, CENTRAL, *EXPERIMENTS):
         Experiment.from_dict(values).check()
     for values in (STUDY, DESCRIBED):
         StudyFile.from_dict(values).strategy()
@@ -228,4 +280,4 @@ def test_the_examples_are_valid() -> None:
         assert read_folder(written(name, content).parent)
     path = written("a.csv", MIXED)
     assert len(Schema.from_dict(SCHEMA).prepare(*read_columns(path)[:1]).features) == 3
-    command("plan-power", "--gains", written("g.csv", GAINS), *PLAN)()
+    command("plan-power", "--gains", written("g.csv", as_csv(GAINS)), *PLAN)()

@@ -20,7 +20,7 @@ from dpfl.runs.checkpoint import tensors_digest
 from tests.fuzz import examples
 from tests.fuzz.doors import GIVEN, command, enter, fresh
 from tests.fuzz.ledgers import change_ledger
-from tests.fuzz.mutations import altered, as_json, as_lines, damaged, files
+from tests.fuzz.mutations import altered, as_csv, as_json, as_lines, damaged, files
 
 # -- ledgers ---------------------------------------------------------------------------------------
 
@@ -110,6 +110,15 @@ def test_models(data: st.DataObject) -> None:
     records.write_text(f"{names}\n{','.join(['0.5'] * 64)}\n")
     out = ["--out", folder / "predictions.csv"] if data.draw(st.booleans()) else ["--probabilities"]
     enter("dpfl predict", command("predict", folder, records, *out))
+
+
+@given(st.data())
+def test_records_to_predict(data: st.DataObject) -> None:
+    folder = fresh(examples.finished_run())
+    records = folder / "new.csv"
+    cells = [[f"x{n}" for n in range(64)], [0.5] * 64, [1] * 64]
+    records.write_bytes(data.draw(files(cells, as_csv)))
+    enter("records to predict", command("predict", folder, records))
 
 
 @given(st.data())
