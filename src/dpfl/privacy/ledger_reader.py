@@ -207,8 +207,11 @@ class LedgerReader(LedgerFile):
         return [LedgerRun(run, title, bool(seeded), *rest) for run, title, seeded, *rest in rows]
 
     def last_round(self, run: str) -> int | None:
-        """Return the newest round of a run that was charged to anyone."""
-        return {one.run: one.last_round for one in self.studies()}.get(run)
+        """Return the newest round of a run that was charged to anyone; a negative one is a release
+        before round one.
+        """
+        ((newest,),) = self._rows("SELECT MAX(round) FROM journal WHERE run = :run", run=run)
+        return None if newest is None else int(newest)
 
     def titles(self) -> dict[str, str]:
         """Return every run and what it was called."""
