@@ -9,11 +9,12 @@ USE := $(VENV)/.set-up
 DEPLOY := $(VENV)/.set-up-for-deployment
 DEVELOP := $(VENV)/.set-up-for-development
 CONTROLS ?= 10
+MINUTES ?= 10
 # pip would compile thousands of modules that are never imported, on one core: each is compiled when it is first imported.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo deploy-demo test compiled-tests lint nightly audit bench bench-kernels bench-secure-sum bench-kills bench-sites bench-port setup setup-dev clean help
+.PHONY: demo deploy-demo test compiled-tests lint nightly audit fuzz bench bench-kernels bench-secure-sum bench-kills bench-sites bench-port setup setup-dev clean help
 
 help:
 	@echo "make demo   set up, compare eighteen methods on a federation of 20 clients and write a report (about a minute)"
@@ -22,6 +23,7 @@ help:
 	@echo "make lint   style, types and import contracts only"
 	@echo "make nightly  what takes long: more examples for every law, coverage, a wheel in an empty environment"
 	@echo "make audit  lower bounds on what every method reveals, and how often deliberate faults are caught (about half an hour)"
+	@echo "make fuzz   mangled files and messages at every door (MINUTES=10)"
 	@echo "make bench  measure against Opacus, pfl and Flower (about an hour; BENCH=--quick to see that it runs)"
 	@echo "make bench-kills, bench-sites, bench-port  random kills of a real federation; many sites; strangers at the port (minutes)"
 	@echo "make clean  remove .venv and caches"
@@ -74,6 +76,10 @@ bench-port: $(DEVELOP)
 
 bench-kills: $(DEVELOP)
 	$(BIN)/python -m bench.kills
+	$(BIN)/python -m bench.kills_everywhere
+
+fuzz: $(DEVELOP)
+	DPFL_HYPOTHESIS=fuzz DPFL_FUZZ_MINUTES=$(MINUTES) $(BIN)/python -m pytest -q tests/fuzz
 
 bench-secure-sum: $(DEVELOP)
 	$(BIN)/python -m bench.secure_sum $(BENCH)
