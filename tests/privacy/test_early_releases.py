@@ -78,13 +78,13 @@ def test_releases_and_then_rounds_stay_within_the_budget(filter_: FilterName) ->
     for number, release in zip((-2, -1), PLANNED.of_releases, strict=True):
         assert ledger.can_release("run", number, "a", SERVER, release)
         assert not ledger.charge("run", number, [charge(what=release)])
-    assert ledger.last_round("run") is None
+    assert (ledger.last_charged("run"), ledger.studies()[0].last_round) == (-1, None)
     for round_ in range(most):
         assert ledger.can_release("run", round_, "a", SERVER, cost(10.0))
         assert not ledger.charge("run", round_, [charge(what=cost(10.0))])
     assert not ledger.can_release("run", most, "a", SERVER, cost(10.0))
     assert ledger.charge("run", most, [charge(what=cost(10.0))]) == {"a"}
-    assert (ledger.last_round("run"), ledger.participations("a", SERVER)) == (most, most)
+    assert (ledger.last_charged("run"), ledger.participations("a", SERVER)) == (most, most)
     line = statement(ledger, "a", SERVER)
     assert line is not None
     assert (

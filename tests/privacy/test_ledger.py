@@ -153,17 +153,17 @@ def test_a_plan_that_no_accountant_can_price_leaves_no_trace(rule: FilterName) -
     with pytest.raises(PrivacyRefusal):
         ledger.commit("run", [plan("a"), plan("b", unreadable)])
     assert ledger.plans("a") == ledger.plans("b") == []
-    assert ledger.last_round("run") is None
+    assert ledger.last_charged("run") is None
     assert ledger.commit("run", [plan("a", releases=5), plan("b", releases=5)]) == frozenset()
     assert ledger.charge("run", 0, [charge("a"), charge("b")]) == frozenset()
 
 
 def test_the_last_round_is_that_of_the_run_asked_for(ledger: Ledger) -> None:
-    assert ledger.last_round("run") is None
+    assert ledger.last_charged("run") is None
     for round_ in (0, 1, 5):
         pay(ledger, "run", round_, [charge()])
     pay(ledger, "other", 9, [charge()])
-    assert ledger.last_round("run") == 5
+    assert ledger.last_charged("run") == 5
 
 
 # ---- replays -------------------------------------------------------------------------------------

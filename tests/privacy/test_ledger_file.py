@@ -43,7 +43,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_ledger_is_found_as_it_was_left(path: Path) -> None:
     reopened = Ledger.open(path, "test")
     assert history(reopened, "a") == (Event(noise_multiplier=10.0, steps=3),)
-    assert reopened.last_round("run") == 2
+    assert reopened.last_charged("run") == 2
     assert reopened.identity() == "test"
     pay(reopened, "run", 3, [charge("a")])
     reopened.close()

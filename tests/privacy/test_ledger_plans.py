@@ -63,7 +63,7 @@ def test_a_release_without_a_plan_is_an_error_and_changes_nothing(ledger: Ledger
     with pytest.raises(LedgerError, match="was not planned"):
         ledger.charge("other", 0, [charge("a")])
     assert ledger.history("a", SERVER) == ()
-    assert ledger.last_round("run") is None
+    assert ledger.last_charged("run") is None
     assert not ledger.can_release("run", 0, "b", SERVER, cost())
 
 

@@ -92,7 +92,7 @@ def charge_and_release(path: Path, released: Path) -> None:
     refused.
     """
     with closing(Ledger.open(path, "test")) as ledger, released.open("a") as stream:
-        last = ledger.last_round("run")
+        last = ledger.last_charged("run")
         round_ = 0 if last is None else last + 1
         charge = Charge(account="a", observer=Observer.SERVER, cost=BILL)
         while not ledger.charge("run", round_, [charge]):

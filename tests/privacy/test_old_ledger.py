@@ -36,7 +36,7 @@ def test_an_old_ledger_is_read_under_a_flag(path: Path) -> None:
         assert ledger.identity() == NAME
         assert ledger.titles() == {NAME: "weiavg"}
         assert ledger.seeded_runs() == [NAME]
-        assert ledger.last_round(NAME) == 1
+        assert ledger.last_charged(NAME) == 1
         assert ledger.accounts() == ["cleveland", "hungarian", "switzerland", "va"]
         assert ledger.budget_of("va") == Budget(
             epsilon=8.0, delta=0.001, unit=Unit.RECORD, observer=SERVER

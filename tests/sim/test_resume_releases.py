@@ -47,7 +47,7 @@ def test_a_run_goes_on_after_a_kill_in_a_release(
     lost = [line.round for line in RunFolder(tmp_path / "run").read_rounds() if line.lost]
     assert lost == ([] if noise == "seeded" else [killed_in])
     ledger = Ledger.open(tmp_path / "run" / "ledger.sqlite", read_only=True)
-    assert ledger.last_round(ledger.studies()[0].run) == result.summary.rounds.planned - 1
+    assert ledger.last_charged(ledger.studies()[0].run) == result.summary.rounds.planned - 1
     ledger.close()
     if noise == "seeded":
         whole = run_experiment(experiment(noise), tmp_path / "whole")

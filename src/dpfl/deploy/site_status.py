@@ -33,8 +33,7 @@ class SiteStatus:
     def of(cls, site: SiteFolder) -> SiteStatus:
         """Read the folder of a site."""
         with closing(site.checked_ledger()) as ledger:
-            titles = ledger.titles().items()
-            studies = {run: (title, ledger.last_round(run)) for run, title in titles}
+            studies = {one.run: (one.title, one.last_round) for one in ledger.studies()}
         running = noted_process(site.folder / SITE_PROCESS) is not None
         said = site.folder / SAYS
         says = said.read_text(errors="replace").strip() if running and said.exists() else ""

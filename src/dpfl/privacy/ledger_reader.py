@@ -206,7 +206,7 @@ class LedgerReader(LedgerFile):
         rows = self._rows(query)
         return [LedgerRun(run, title, bool(seeded), *rest) for run, title, seeded, *rest in rows]
 
-    def last_round(self, run: str) -> int | None:
+    def last_charged(self, run: str) -> int | None:
         """Return the newest round of a run that was charged to anyone; a negative one is a release
         before round one.
         """

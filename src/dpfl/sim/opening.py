@@ -161,7 +161,7 @@ def _charged(place: RunFolder) -> bool:
     if not place.ledger.exists():
         return False
     with closing(Ledger.open(place.ledger)) as ledger:
-        return ledger.last_round(ledger.identity()) is not None
+        return ledger.last_charged(ledger.identity()) is not None
 
 
 def _new_name(place: RunFolder, setup: Setup, file: LedgerFile | None) -> str:

@@ -22,7 +22,7 @@ def resume(simulation: Simulation, found: Checkpoint) -> None:
     simulation.state, simulation.private, done = found.state, dict(found.private), found.state.round
     where, first = str(folder.ledger), simulation.agreement.first_round
     ledger, name = simulation.run.ledger, simulation.run.name
-    charged = ledger.last_round(name)
+    charged = ledger.last_charged(name)
     good = (first - 1 if charged is None else charged) >= done - 1
     problem = f"ends at round {charged}, the checkpoint at {done - 1}"
     check(good, where, problem, "restore the newest ledger", LedgerError)
