@@ -15,11 +15,12 @@ from dpfl.attacks import faults
 from dpfl.attacks.audit_plan import Audit, adversaries, check_audited, games
 from dpfl.attacks.auditing import audit, audit_lines
 from dpfl.attacks.canaries import Game, Scorer
+from dpfl.attacks.claims import GaussianCurve
 from dpfl.attacks.lower_bounds import Trials
 from dpfl.attacks.support import support_test
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.types import Adjacency, Budget, Observer
-from dpfl.deploy.recorded_sites import audit_sites
+from dpfl.deploy.recorded_sites import site_games
 from dpfl.methods import METHODS
 from dpfl.plugs.selection import FixedCohort
 from dpfl.strategy.method import Method
@@ -173,26 +174,75 @@ def test_controls_count_what_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "amplification" not in caught  # it draws no cohort against the world
 
 
-def test_what_a_site_sends_is_audited_from_its_own_files() -> None:
-    how = Audit(canaries=160, trials=160, rounds=2, readings=[Adjacency.REPLACE_ONE])
-    (line,) = audit_sites(METHODS["weiavg"], how)
+# ---- real sites ----------------------------------------------------------------------------------
+
+SITES = Audit(canaries=160, trials=24, rounds=2, readings=[Adjacency.REPLACE_ONE])
+
+
+def test_what_sites_send_is_audited_from_their_own_files() -> None:
+    (line,) = audit_lines(METHODS["weiavg"], SITES, make=site_games)
     assert 0.5 < line.audited < line.claimed
     assert line.claimed > 8  # by the site's ledger, read under replace-one
-    with pytest.raises(ConfigurationError, match="no site sends a row"):
-        list(audit_sites(METHODS["dp_fed"], how))
+    assert line.reach == pytest.approx(1.0, abs=0.3)
 
 
 def test_a_site_without_noise_is_caught_by_its_messages() -> None:
-    how = Audit(
-        canaries=160,
-        trials=160,
-        rounds=2,
-        budget=Budget(epsilon=1.0, delta=1e-5),
-        readings=[Adjacency.ZERO_OUT],
+    small = Budget(epsilon=1.0, delta=1e-5)
+    how = replace(SITES, budget=small, readings=[Adjacency.ZERO_OUT])
+    (line,) = audit_lines(
+        METHODS["weiavg"], how, make=site_games, fault=lambda: faults.scaled_noise(0.0)
     )
-    with faults.scaled_noise(0.0):
-        (line,) = audit_sites(METHODS["weiavg"], how)
-    assert line.refuted
+    assert {bound.test for bound in line.bounds if bound.refutes} >= {"canaries"}
+
+
+@pytest.mark.parametrize(
+    ("name", "observer", "least"),
+    [
+        ("weiavg", Observer.SERVER, 0.8),
+        ("robust_hdp", Observer.SERVER, 0.8),
+        ("dp_fed", Observer.WORLD, 0.65),
+        ("fedceo", Observer.SERVER, 0.65),
+        ("centaur", Observer.WORLD, 0.5),  # half of the units rectify e_j, the others -e_j
+        ("individual_clips", Observer.SERVER, 0.65),  # shares of those who may collude count, too
+        ("preconditioned", Observer.SERVER, 0.3),  # its model learns the canaries
+    ],
+)
+def test_canaries_of_sites_are_as_long_as_they_can_be(
+    name: str, observer: Observer, least: float
+) -> None:
+    """What a canary moves, over what it is hidden in, is what its site is charged for; a dozen
+    canaries know the noise within a third.
+    """
+    method, strategy = METHODS[name], check_audited(METHODS[name], SITES)
+    game, _ = site_games(method, strategy, SITES, observer, Adjacency.REPLACE_ONE)
+    nobody = np.zeros(game.canaries, dtype=bool)
+    seen = game.play(nobody, 1)
+    still, moved = game.sources(seen), game.sources(game.play(~nobody, 1))
+    apart = (moved - still).mean(axis=1) / still.std(axis=1)
+    curve = game.claim(seen).curve()
+    assert isinstance(curve, GaussianCurve)
+    assert least < float(np.sqrt((apart**2).sum())) / curve.mu < 1.5
+
+
+def test_sites_and_simulation_claim_the_same() -> None:
+    method, strategy = METHODS["weiavg"], check_audited(METHODS["weiavg"], SITES)
+    claims = []
+    for make in (games, site_games):
+        game, _ = make(method, strategy, SITES, Observer.SERVER, Adjacency.ZERO_OUT)
+        seen = game.play(np.zeros(game.canaries, dtype=bool), 1)
+        claims.append(game.claim(seen).epsilon())
+    assert claims[0] == pytest.approx(claims[1], rel=0.02)
+
+
+def test_what_sites_cannot_play_is_left_out_with_the_reason() -> None:
+    small = replace(SITES, readings=[Adjacency.ZERO_OUT])
+    found = audit(["airsgd", "maximum", "preconditioned"], small, make=site_games)
+    assert not found.lines
+    assert not found.simulated
+    assert "simulation" in found.left_out["airsgd"]
+    assert "simulation" in found.left_out["maximum"]
+    (why,) = [why for name, why in found.left_out.items() if name.startswith("preconditioned")]
+    assert "not there" in why
 
 
 def test_games_of_different_claims_are_not_mixed_up() -> None:

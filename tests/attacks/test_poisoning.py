@@ -301,7 +301,7 @@ def test_the_others_rest_on_shares_of_noise_as_the_accounting_says() -> None:
     assert rests.epsilon <= 8
     assert "6 of 6 shares" in rests.words
     assert "not allowed for" in rests.words
-    (event,) = Observation(simulation=played.simulation).history(
+    (event,) = Observation.of(played.simulation).history(
         "client-1", played.simulation.strategy.observer
     )
     mu = math.sqrt(event.steps) / event.noise_multiplier

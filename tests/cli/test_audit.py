@@ -53,7 +53,6 @@ def test_a_refuted_claim_ends_with_exit_code_4_and_loses_nothing(
         (["weiavg", "--adjacency", "add_remove"], "adjacency"),
         (["weiavg", "--epsilon", "-1"], "epsilon"),
         (["weiavg", "--confidence", "2"], "confidence"),
-        (["weiavg", "--sites", "--controls", "2"], "--controls"),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -24,8 +24,6 @@ TESTS = 3
 _AT_ONCE: dict[Probe, int] = {"linear": 1000, "layered": 128, "split": 64, "head": 192}
 _CLIENTS = 64  # canaries that are whole clients, in one run
 _VICTIMS = 50  # clients whose rows are trials of their own, in one run
-_MOST_RUNS = 300  # of a game with a single canary,
-_MOST_HEAD_RUNS = 60  # and of one whose method plans many rounds
 _SETTINGS: Plain = {"lr": 1.0, "clip": 1.0, "batch_size": 10**6, "dimension": 16}
 _CHOSEN: Plain = {"local_steps": 1, "force": True}  # one step; a plan that learns nothing will do
 
@@ -76,8 +74,7 @@ class Audit:
 
     def runs(self, game: Game) -> int:
         """How often a game with few canaries is played."""
-        most = _MOST_HEAD_RUNS if game.probe == "head" else _MOST_RUNS
-        return max(2, min(most, -(-self.trials // game.canaries)))
+        return max(2, min(game.most_runs, -(-self.trials // game.canaries)))
 
     def settings_of(self, method: Method) -> Plain:
         """What a method is built with: what it needs, and what was asked for that it has."""

@@ -91,7 +91,10 @@ class ControlResult:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult:
-    """All lines and controls; ``left_out`` are methods and lines that are missing, and why."""
+    """All lines and controls; ``left_out`` are methods and lines that are missing, and why.
+
+    ``simulated`` is whether clients were simulated; otherwise they were real sites.
+    """
 
     lines: tuple[AuditLine, ...]
     controls: tuple[ControlResult, ...]
@@ -99,6 +102,7 @@ class AuditResult:
     confidence: float
     seconds: float
     seeded: bool
+    simulated: bool = True
 
     @property
     def refuted(self) -> list[AuditLine]:
@@ -110,6 +114,7 @@ class AuditResult:
         return {
             "confidence": self.confidence,
             "seeded": self.seeded,
+            "simulated": self.simulated,
             "seconds": round(self.seconds, 1),
             "lines": [line.to_dict() for line in self.lines],
             "controls": [asdict(control) for control in self.controls],

@@ -9,10 +9,9 @@ no guarantee.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,19 +27,21 @@ from dpfl.attacks.lower_bounds import (
     repeated_bounds,
     separation,
 )
-from dpfl.attacks.observation import Observation
+from dpfl.attacks.observation import Transcript
 from dpfl.attacks.support import NOT_RUN, support_test
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
-from dpfl.core.types import Observer
+from dpfl.core.types import Adjacency, Observer
 from dpfl.methods import find
 from dpfl.privacy.accountant import shown
+from dpfl.strategy import Strategy
 from dpfl.strategy.method import Method
 
 LARGEST_CLAIM = 25.0
 """Beyond it no number of trials that anybody has time for comes near."""
 
 Progress = Callable[[str, int, int], None]
-Misstate = Callable[[Game, Observation], Claim]
+MakeGames = Callable[[Method, Strategy, Audit, Observer, Adjacency], tuple[Game, Game]]
+Misstate = Callable[[Game, Transcript], Claim]
 Fault = Callable[[], AbstractContextManager[Any]]
 
 
@@ -49,14 +50,14 @@ def audit(
     how: Audit | None = None,
     *,
     controls: int = 0,
-    by: Callable[[Method, Audit], Iterable[AuditLine]] | None = None,
+    make: MakeGames = games,
     progress: Progress = lambda stage, done, total: None,
 ) -> AuditResult:
     """Audit methods by name, each against every adversary it claims anything against.
 
     ``controls`` is how often each deliberate fault is put into each method, to see how often the
-    tests catch it. ``by`` audits a method: :func:`audit_lines` on the simulator, or
-    :func:`dpfl.deploy.recorded_sites.audit_sites` by the messages of sites.
+    tests catch it. ``make`` makes the games: :func:`~dpfl.attacks.audit_plan.games` those of the
+    simulator, :func:`dpfl.deploy.recorded_sites.site_games` those of real sites and their messages.
 
     >>> found = audit(["fedavg_dp"], Audit(canaries=60, trials=64, rounds=1, seed=1))
     >>> [line.refuted for line in found.lines]
@@ -67,17 +68,16 @@ def audit(
     how, began = how or Audit(), time.perf_counter()
     found: list[AuditLine] = []
     left_out: dict[str, str] = {}
-    lines = by or partial(audit_lines, left_out=left_out)
     for number, name in enumerate(methods):
         progress(name, number, len(methods))
         try:
-            found += list(lines(find(name), how))
+            found += list(audit_lines(find(name), how, make=make, left_out=left_out))
         except (ConfigurationError, PrivacyRefusal) as refusal:
             left_out[name] = str(refusal)
     caught: list[ControlResult] = []
     for name in methods if controls else ():
         if name not in left_out:
-            caught += caught_in(find(name), how, controls, progress)
+            caught += caught_in(find(name), how, controls, progress, make)
     progress("done", len(methods), len(methods))
     return AuditResult(
         lines=tuple(found),
@@ -86,10 +86,13 @@ def audit(
         confidence=how.confidence,
         seconds=time.perf_counter() - began,
         seeded=how.seed is not None,
+        simulated=make is games,
     )
 
 
-def estimate(methods: Sequence[str], how: Audit, controls: int = 0) -> float:
+def estimate(
+    methods: Sequence[str], how: Audit, controls: int = 0, make: MakeGames = games
+) -> float:
     """About how many seconds an audit takes, by one run of each game of the first method that can
     be audited; nothing is known of the others before they are tried.
     """
@@ -97,7 +100,7 @@ def estimate(methods: Sequence[str], how: Audit, controls: int = 0) -> float:
         method = find(name)
         try:
             strategy = check_audited(method, how)
-            many, few = games(method, strategy, how, adversaries(strategy)[0], how.readings[0])
+            many, few = make(method, strategy, how, adversaries(strategy)[0], how.readings[-1])
             took = [_seconds(game) for game in (many, few)]
         except (ConfigurationError, PrivacyRefusal):
             continue
@@ -121,20 +124,24 @@ def audit_lines(
     misstate: Misstate | None = None,
     fault: Fault = nullcontext,
     observers: Sequence[Observer] = (),
+    make: MakeGames = games,
     left_out: dict[str, str] | None = None,
 ) -> Iterator[AuditLine]:
     """Audit one method: a line for every adversary and reading.
 
     ``fault`` breaks the code while the games are played, and ``misstate`` claims something else:
     both are for controls. A method that claims nothing, or whose clients send nothing, is refused.
-    ``left_out`` is told why a line is missing.
+    ``make`` is as in :func:`audit`. ``left_out`` is told why a line is missing.
     """
     strategy = check_audited(method, how)
     support = NOT_RUN if misstate else support_test(method, strategy, fault)
     for observer in observers or adversaries(strategy):
         for reading in how.readings:
-            played = games(method, strategy, how, observer, reading)
-            line = _line(method, played, how, misstate, fault)
+            try:
+                played = make(method, strategy, how, observer, reading)
+                line = _line(method, played, how, misstate, fault)
+            except ConfigurationError as refusal:
+                line = str(refusal)
             if isinstance(line, AuditLine):
                 yield replace(line, support=support)
             elif left_out is not None:

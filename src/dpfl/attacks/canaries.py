@@ -22,16 +22,19 @@ from torch import Tensor
 
 from dpfl.attacks.claims import Claim
 from dpfl.attacks.lower_bounds import Trials
-from dpfl.attacks.observation import Observation, observe
+from dpfl.attacks.observation import Transcript, observe
 from dpfl.attacks.probes import PARTS, Floats, Probe, build_probe, canary_federation, coordinates
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Adjacency, Budget, Observer, Rows
+from dpfl.core.types import Adjacency, Budget, Observer, Rows, State
 from dpfl.sim.opening import Setup
 from dpfl.strategy import Strategy
 
 Bools = NDArray[np.bool_]
 FILLERS = 3
 """Clients without a canary, whose budget is larger."""
+
+_MOST_RUNS = 300  # of a game with a single canary,
+_MOST_HEAD_RUNS = 60  # and of one whose method plans many rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,11 @@ class Game:
         return self.observer is Observer.SERVER and rows and self.apart
 
     @property
+    def most_runs(self) -> int:
+        """How often the game can be played in reasonable time."""
+        return _MOST_HEAD_RUNS if self.probe == "head" else _MOST_RUNS
+
+    @property
     def directions(self) -> NDArray[np.int64]:
         """The coordinate of each canary."""
         return np.zeros(self.canaries, np.int64) if self.own_rows else np.arange(self.canaries)
@@ -72,16 +80,17 @@ class Game:
         return -(-max(int(self.directions.max()) + 1, PARTS) // PARTS) * PARTS
 
     @property
-    def _clients(self) -> list[str]:
+    def clients(self) -> list[str]:
+        """Who has canaries."""
         return [f"c{number:05}" for number in range(self.canaries if self.apart else 1)]
 
-    def play(self, present: Bools, seed: int | None) -> Observation:
+    def play(self, present: Bools, seed: int | None) -> Transcript:
         """Play all rounds with the canaries that are ``present``.
 
         Without a ``seed`` noise is drawn from the operating system.
         """
         absent = -1.0 if self.adjacency is Adjacency.REPLACE_ONE else 0.0
-        marks = np.where(present, 1.0, absent).reshape(len(self._clients), -1)
+        marks = np.where(present, 1.0, absent).reshape(len(self.clients), -1)
         own = self.directions, self.size, self.budget
         return observe(
             Setup(
@@ -98,45 +107,47 @@ class Game:
             )
         )
 
-    def claim(self, observation: Observation, observer: Observer | None = None) -> Claim:
+    def claim(self, transcript: Transcript, observer: Observer | None = None) -> Claim:
         """What a client with a canary is charged against the game's adversary, or another one.
 
         It is read under the game's adjacency; where samples of a fixed size have a bound under
         replace-one only, under that.
         """
-        client, simulation = self._clients[0], observation.simulation
-        seen_by = observer or self.observer
-        history, reading = observation.history(client, seen_by), self.adjacency
+        seen_by, promise = observer or self.observer, transcript.agreement.strategy.promise
+        history, reading = transcript.history(self.clients[0], seen_by), self.adjacency
         if any(event.sampling == "uniform" for event in history):
             reading = Adjacency.REPLACE_ONE
-        promise = replace(simulation.strategy.promise, observer=seen_by, adjacency=reading)
-        budget = simulation.members[client].budget or self.budget
-        return Claim(history=history, adjacency=reading, delta=budget.delta, promise=promise)
+        promise = replace(promise, observer=seen_by, adjacency=reading)
+        return Claim(history=history, adjacency=reading, delta=self.budget.delta, promise=promise)
 
     # -- what is seen ------------------------------------------------------------------------------
 
-    def sources(self, observation: Observation) -> Floats:
+    def sources(self, transcript: Transcript) -> Floats:
         """What the adversary sees of each canary: a row a round or release, a column a canary."""
         if self.observer is Observer.WORLD:
-            models, buffers = observation.world_view(), observation.simulation.state.buffers
-            steps = [after - before for before, after in pairwise(models)]
-            return np.stack([self._shown([step], buffers) for step in steps])
-        released = [self._release(observation.released_view(one)) for one in observation.releases]
+            steps = [after - before for before, after in pairwise(transcript.world_view())]
+            return np.stack([self._shown([step], transcript.final) for step in steps])
+        released = [self._release(transcript.released_view(one)) for one in transcript.releases]
         found = [one for one in released if one is not None]
-        for seen in observation.training:
-            view, buffers = observation.server_view(seen), seen.state.buffers
+        for seen in transcript.training:
+            view = transcript.server_view(seen)
             if not isinstance(view, Rows):
-                found.append(self._shown([view.vector], buffers))
+                found.append(self._shown([view.vector], seen.state))
                 continue
             rows = dict(zip(view.cohort.ids, view.matrix, strict=True))
             none = torch.zeros(view.layout.size)  # who was not drawn sends nothing
-            found.append(self._shown([rows.get(c, none) for c in self._clients], buffers))
+            found.append(self._shown([rows.get(c, none) for c in self.clients], seen.state))
         return np.stack(found)
 
-    def _shown(self, vectors: list[Tensor], buffers: Mapping[str, Tensor]) -> Floats:
+    def _shown(self, vectors: list[Tensor], state: State) -> Floats:
         """What one vector shows of all canaries, or a vector a canary of its own."""
-        read = [coordinates(self.probe, vector, buffers) for vector in vectors]
-        return self._picked(read)
+        return self._picked([self.coordinates(vector, state) for vector in vectors])
+
+    def coordinates(self, vector: Tensor, state: State) -> Floats:
+        """One number a direction, from a flat vector of the model's parameters; ``state`` is the
+        server's, which everybody knows.
+        """
+        return coordinates(self.probe, vector, state.buffers)
 
     def _picked(self, read: list[Floats]) -> Floats:
         if len(read) == 1:
@@ -150,7 +161,7 @@ class Game:
         """
         size = self.size
         diagonal = [row * size - row * (row - 1) // 2 for row in range(size)]
-        own = [answers] if isinstance(answers, Tensor) else [answers[c] for c in self._clients]
+        own = [answers] if isinstance(answers, Tensor) else [answers[c] for c in self.clients]
         read = [one.double().numpy() for one in own]
         if len(read[0]) == size * (size + 1) // 2:
             read = [one[diagonal] for one in read]
@@ -172,6 +183,6 @@ class Scorer:
         spread = np.maximum(absent.var(axis=1), 1e-12 * signal**2 + 1e-300)  # never without noise
         return cls(weights=signal / spread)
 
-    def trials(self, game: Game, observation: Observation, present: Bools) -> Trials:
+    def trials(self, game: Game, transcript: Transcript, present: Bools) -> Trials:
         """Score what was seen of every canary."""
-        return Trials(scores=self.weights @ game.sources(observation), present=present)
+        return Trials(scores=self.weights @ game.sources(transcript), present=present)

@@ -122,7 +122,7 @@ def _epsilons(simulation: Simulation, dishonest: str, shares: int) -> tuple[floa
     if not budgets:
         return None, None
     client = max(sorted(budgets), key=lambda one: budgets[one].epsilon)
-    history = Observation(simulation=simulation).history(client, strategy.observer)
+    history = Observation.of(simulation).history(client, strategy.observer)
     less = math.sqrt((shares - 1) / shares)
     found = []
     for factor in (1.0, less):

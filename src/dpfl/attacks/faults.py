@@ -17,12 +17,12 @@ from unittest.mock import patch
 import numpy as np
 from torch import Tensor
 
-from dpfl.attacks.audit_plan import Audit
+from dpfl.attacks.audit_plan import Audit, games
 from dpfl.attacks.audit_result import AuditLine, ControlResult
-from dpfl.attacks.auditing import Misstate, Progress, audit_lines
+from dpfl.attacks.auditing import MakeGames, Misstate, Progress, audit_lines
 from dpfl.attacks.canaries import Game
 from dpfl.attacks.claims import Claim
-from dpfl.attacks.observation import Observation
+from dpfl.attacks.observation import Transcript
 from dpfl.core import grid_noise, random
 from dpfl.core.types import Budget, Observer, Plain
 from dpfl.numerics import clipping
@@ -82,15 +82,14 @@ def quiet_releases() -> AbstractContextManager[Any]:
     return patch.object(Agreement, "release_noise", noise)
 
 
-def rounds_alone(game: Game, seen: Observation) -> Claim:
+def rounds_alone(game: Game, seen: Transcript) -> Claim:
     """Claim what the rounds cost, without the releases before them."""
-    claim, simulation = game.claim(seen), seen.simulation
-    member = next(iter(simulation.members.values()))
-    cost = simulation.agreement.plan(game.observer, member.participant).of_round
-    return replace(claim, history=cost.times(simulation.agreement.terms.participations))
+    agreement, participant = seen.agreement, seen.participant(game.clients[0])
+    cost = agreement.plan(game.observer, participant).of_round
+    return replace(game.claim(seen), history=cost.times(agreement.terms.participations))
 
 
-def as_the_world(game: Game, seen: Observation) -> Claim:
+def as_the_world(game: Game, seen: Transcript) -> Claim:
     """Claim against the server what holds against the world, which does not see who was drawn."""
     return game.claim(seen, Observer.WORLD)
 
@@ -101,6 +100,7 @@ class Fault:
 
     ``apply`` breaks the code, ``misstate`` overstates the claim, ``change`` fits the audit to it;
     ``observers`` are the adversaries whose view is looked at, if not those of the method.
+    ``simulated`` is whether it takes a simulation.
     """
 
     name: str
@@ -110,6 +110,7 @@ class Fault:
     fits: Callable[[Method, Audit], bool] = lambda method, how: True
     change: Callable[[Audit], Audit] = lambda how: how
     observers: Sequence[Observer] = field(default_factory=tuple)
+    simulated: bool = False
 
 
 def _clips_layers(method: Method, how: Audit) -> bool:
@@ -141,6 +142,7 @@ FAULTS = (
         apply=layers_apart,
         fits=_clips_layers,
         change=_changed(probe="split", engine="one_by_one", settings={"clipping": "per_layer"}),
+        simulated=True,
     ),
     Fault(
         name="unaccounted release",
@@ -158,16 +160,19 @@ FAULTS = (
             budget=Budget(epsilon=1.0, delta=1e-5), settings={"selection": FixedCohort(size=16)}
         ),
         observers=(Observer.SERVER,),
+        simulated=True,
     ),
 )
 """What controls do, one after the other."""
 
 
-def caught_in(method: Method, how: Audit, runs: int, progress: Progress) -> list[ControlResult]:
+def caught_in(
+    method: Method, how: Audit, runs: int, progress: Progress, make: MakeGames = games
+) -> list[ControlResult]:
     """Put every fault that fits into a method, ``runs`` times, and count how often it is caught."""
     found = []
     for fault in FAULTS:
-        if not fault.fits(method, how):
+        if not fault.fits(method, how) or (fault.simulated and make is not games):
             continue
         own, by = fault.change(how), Counter[str]()
         caught = 0
@@ -180,6 +185,7 @@ def caught_in(method: Method, how: Audit, runs: int, progress: Progress) -> list
                 misstate=fault.misstate,
                 fault=fault.apply,
                 observers=fault.observers,
+                make=make,
             )
             tests = {test for line in lines for test in _caught_by(line)}
             by.update(tests)

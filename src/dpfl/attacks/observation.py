@@ -1,4 +1,4 @@
-"""What adversaries see of a simulated run, and runs in which somebody is missing.
+"""What adversaries see of a run, and runs in which somebody is missing.
 
 The simulation is the one that :func:`dpfl.train` plays, with a tap between clients and server: what
 is recorded are the bytes that leave clients after local work, stages and accounting.
@@ -7,7 +7,7 @@ is recorded are the bytes that leave clients after local work, stages and accoun
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -16,9 +16,11 @@ from dpfl.core.checks import check
 from dpfl.core.types import Observer, Rows, State, Total
 from dpfl.data.federation import Federation
 from dpfl.data.records import Shard
+from dpfl.plugs.base import Participant
 from dpfl.privacy.events import History
 from dpfl.privacy.ledger import open_ledger
-from dpfl.rounds import Plan, Uplink, released_view, server_view
+from dpfl.rounds import Agreement, Plan, Run, Uplink, released_view, server_view
+from dpfl.rounds.sums import SumOfUploads
 from dpfl.sim.loop import Simulation
 from dpfl.sim.opening import Setup
 
@@ -26,23 +28,26 @@ from dpfl.sim.opening import Setup
 @dataclass(frozen=True, kw_only=True)
 class ObservedRound:
     """One round, or one release before round one: the server's state before it, what it sent, and
-    what came back.
+    what came back; ``total`` is a sum that was added up under masks.
     """
 
     state: State
     plan: Plan
     uplinks: tuple[Uplink, ...]
+    total: SumOfUploads | None = None
 
 
 @dataclass(kw_only=True, eq=False)
-class Observation:
-    """A run that was played, and all that left its clients.
+class Transcript:
+    """All that left the clients of a run: ``rounds``, releases before round one included.
 
-    ``simulation`` is the run itself, with its agreement and final state; ``rounds`` are what was
-    seen, releases before round one included.
+    ``agreement`` and ``run`` are those that it was played under; ``final`` is the server's state
+    after the last round.
     """
 
-    simulation: Simulation
+    agreement: Agreement
+    run: Run
+    final: State
     rounds: list[ObservedRound] = field(default_factory=list)
 
     @property
@@ -57,25 +62,49 @@ class Observation:
 
     def server_view(self, seen: ObservedRound) -> Rows | Total:
         """What the server sees of a round of training: rows, or a sum where it sees no more."""
-        own = self.simulation
-        return server_view(own.agreement, seen.state, seen.plan, seen.uplinks, own.run)
+        got = seen.state, seen.plan, seen.uplinks
+        return server_view(self.agreement, *got, self.run, seen.total)
 
     def released_view(self, seen: ObservedRound) -> Mapping[str, Tensor] | Tensor:
         """What the server sees of a release: each client's answer, or their sum."""
-        own = self.simulation
-        return released_view(own.agreement, seen.state, seen.plan, seen.uplinks, own.run)
+        got = seen.state, seen.plan, seen.uplinks
+        return released_view(self.agreement, *got, self.run, seen.total)
 
     def world_view(self) -> list[Tensor]:
         """The global models that are published: before the first round, and after each."""
-        return [*(one.state.model for one in self.training), self.simulation.state.model]
+        return [*(one.state.model for one in self.training), self.final.model]
+
+    def participant(self, client: str) -> Participant:
+        """A client with its budget, as noise is planned for it."""
+        raise NotImplementedError
 
     def history(self, client: str, observer: Observer) -> History:
         """What all planned releases and rounds cost a client against an adversary, as events."""
-        own = self.simulation
-        plan = own.agreement.plan(observer, own.members[client].participant)
-        amplified = observer is Observer.WORLD and own.agreement.amplified
-        terms = own.agreement.terms
+        plan = self.agreement.plan(observer, self.participant(client))
+        amplified = observer is Observer.WORLD and self.agreement.amplified
+        terms = self.agreement.terms
         return plan.times(terms.rounds if amplified else terms.participations)
+
+
+@dataclass(kw_only=True, eq=False)
+class Observation(Transcript):
+    """A ``simulation`` that was played, and all that left its clients."""
+
+    simulation: Simulation
+
+    @classmethod
+    def of(cls, simulation: Simulation) -> Self:
+        """What is seen of a simulation: nothing yet."""
+        return cls(
+            simulation=simulation,
+            agreement=simulation.agreement,
+            run=simulation.run,
+            final=simulation.state,
+        )
+
+    def participant(self, client: str) -> Participant:
+        """A client with its budget, as noise is planned for it."""
+        return self.simulation.members[client].participant
 
 
 def observe(setup: Setup, **more: Any) -> Observation:
@@ -85,7 +114,7 @@ def observe(setup: Setup, **more: Any) -> Observation:
     """
     with closing(open_ledger(None, True, "renyi")) as ledger:
         simulation = setup.simulation(setup.new_name(unique=True), ledger, **more)
-        observation = Observation(simulation=simulation)
+        observation = Observation.of(simulation)
 
         def record(state: State, plan: Plan, uplinks: Sequence[Uplink]) -> Sequence[Uplink]:
             seen = ObservedRound(state=state, plan=plan, uplinks=tuple(uplinks))
@@ -94,6 +123,7 @@ def observe(setup: Setup, **more: Any) -> Observation:
 
         simulation.tap = record
         simulation.play(summary=False)
+        observation.final = simulation.state
     return observation
 
 

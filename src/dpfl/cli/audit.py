@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from dpfl.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from dpfl.attacks.audit_plan import Audit
     from dpfl.attacks.audit_result import AuditLine, AuditResult
-    from dpfl.strategy.method import Method
+    from dpfl.attacks.auditing import MakeGames
 
 _LEGEND = """\
 claimed: upper bound by the accountant; audited: the largest lower bound that holds for any \
@@ -50,6 +50,7 @@ def audit(
 
     For instance: dpfl audit weiavg udp_fedavg --controls 5
     """
+    from dpfl.attacks.audit_plan import games
     from dpfl.attacks.auditing import audit as run
     from dpfl.attacks.auditing import estimate
     from dpfl.cli.values import number
@@ -74,14 +75,16 @@ def audit(
         seed=seed,
         coins=secrets.randbits(32) if seed is None else seed,
     )
-    c.note(f"about {c.time_text(estimate(names, how, controls))}, by one run of each game")
+    make = _between_sites() if sites else games
+    seconds = estimate(names, how, controls, make)
+    c.note(f"about {c.time_text(seconds)}, by one run of each game")
     stop = c.interruptible(out or Path("runs"), lambda: "run it again: audits are not resumed")
     with stop, c.progress_bar("audit", "", None, quiet) as update:
         found = run(
             names,
             how,
             controls=controls,
-            by=_between_sites(controls) if sites else None,
+            make=make,
             progress=lambda stage, done, total: update(completed=done, total=total, note=stage),
         )
     finish(
@@ -106,22 +109,21 @@ def _planned(adjacency: str, **sizes: Any) -> Audit:
     return Audit(readings=readings, **sizes)
 
 
-def _between_sites(controls: int) -> Callable[[Method, Audit], Iterable[AuditLine]]:
-    """How methods are audited by the messages of sites, which takes Flower."""
-    problem, remedy = "--sites has none", "leave one of the two out"
-    check(not controls, "--controls", problem, remedy)
+def _between_sites() -> MakeGames:
+    """How games are made between real sites, which takes Flower."""
     try:
-        from dpfl.deploy.recorded_sites import audit_sites
+        from dpfl.deploy.recorded_sites import site_games
     except ImportError as error:
         remedy = "pip install 'dpfl[flower]'"
         raise ConfigurationError("--sites", "Flower is not installed", remedy) from error
-    return audit_sites
+    return site_games
 
 
 def show_audit(found: AuditResult) -> None:
     """Print one table of lines, and one of controls where there are any."""
     columns = ("method", "protects, from", "reading", "claimed", "audited", "by curve", "gap")
-    title = f"Lower bounds on epsilon, confidence {found.confidence:g}"
+    of = "" if found.simulated else " from messages of sites"
+    title = f"Lower bounds on epsilon{of}, confidence {found.confidence:g}"
     c.print_table(columns, map(_row, found.lines), title=title, left=3)
     kinds: dict[str, list[str]] = {}
     for line in found.lines:

@@ -10,16 +10,25 @@ from flwr.app import Context
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
+from dpfl.deploy.kept_records import Records
 from dpfl.deploy.site import answered
 from dpfl.deploy.transport import replied
 
 FOLDER_KEY = "dpfl-site"
 
-app = ClientApp()
+
+def make_app(kept: dict[Path, Records] | None = None) -> ClientApp:
+    """Build the app; ``kept`` keeps what sites have read, by folder, for their next messages."""
+    made = ClientApp()
+
+    @made.train()
+    def answer(message: FlowerMessage, context: Context) -> FlowerMessage:
+        """Answer whatever the server asks."""
+        folder = Path(str(context.node_config.get(FOLDER_KEY, "")))
+        records = None if kept is None else kept.setdefault(folder, Records())
+        return replied(message, lambda asked: answered(folder, asked, records))
+
+    return made
 
 
-@app.train()
-def answer(message: FlowerMessage, context: Context) -> FlowerMessage:
-    """Answer whatever the server asks."""
-    folder = Path(str(context.node_config.get(FOLDER_KEY, "")))
-    return replied(message, lambda asked: answered(folder, asked))
+app = make_app()

@@ -17,7 +17,7 @@ The folder of a study holds, beside what every run folder holds ::
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,9 @@ from dpfl.privacy.flags import public_note
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import (
     Agreement,
+    Plan,
     Run,
+    Uplink,
     buffer_shapes,
     close_round,
     enrol,
@@ -47,6 +49,7 @@ from dpfl.rounds import (
     open_round,
 )
 from dpfl.rounds.record import RoundRecord
+from dpfl.rounds.sums import SumOfUploads
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import RoundCount
@@ -221,13 +224,25 @@ class Coordinator:
                 return state, plan.over.replace("client", "site")
             OpenedRound.of(plan).write(self.folder.path)
         uplinks, total = ask_uploads(sites, self.folder, agreement, plan)
-        state, record = close_round(agreement, state, plan, uplinks, run, total=total)
+        state, record = self._close(agreement, state, plan, uplinks, run, total)
         record = replace(record, effective_noise=effective_noise(agreement, plan, record))
         if total is not None:  # masked uploads are integers without a frame
             record = replace(record, payload_bytes_up=record.bytes_up)
         self.folder.append_round(record)
         history.append(record)
         return self._checkpoint(state), ""
+
+    def _close(
+        self,
+        agreement: Agreement,
+        state: State,
+        plan: Plan,
+        uplinks: Sequence[Uplink],
+        run: Run,
+        total: SumOfUploads | None,
+    ) -> tuple[State, RoundRecord]:
+        """Make the next state of what the sites have sent."""
+        return close_round(agreement, state, plan, uplinks, run, total=total)
 
     def _charged(self, run: Run, round_: int) -> bool:
         """Whether the world was charged for a round that was drawn, and cut off before it left."""

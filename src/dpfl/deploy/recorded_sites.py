@@ -1,167 +1,218 @@
 """Audit what real sites send: their folders, ledgers, policies and messages, in one process.
 
-Three sites and a server are made in a temporary folder, with records that are canaries, and play a
-study over the in-process grid: the code that answers is that of a deployed site, and what is
-audited are the bytes of its answers. The claim is read from the site's own ledger. Nothing outside
-that folder is touched, and no address is ever asked.
-
-The model is a logistic regression. A canary is a record LONG e_j, whose gradient is clipped and
-lies in the j-th weights of both classes; one that is not there is a record of zeros. That moves the
-biases alone, which are not looked at: what is scored is no further apart than under zero-out.
+Sites and a server are made in a temporary folder (:mod:`dpfl.deploy.canary_sites`) and play a study
+over the in-process grid: the code that answers is that of a deployed site, and what is audited are
+the bytes of its answers, as they reach the server, or the models that it publishes. The claim is
+read from the site's own ledger. Nothing outside that folder is touched, and no address is asked.
 """
 
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Message as FlowerMessage
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy, normalize
 
-from dpfl.attacks.audit_plan import TESTS, Audit, check_audited
-from dpfl.attacks.audit_result import AuditLine
-from dpfl.attacks.claims import Claim
-from dpfl.attacks.lower_bounds import Trials, canary_bounds
+from dpfl.attacks.audit_plan import Audit
+from dpfl.attacks.canaries import FILLERS, Bools, Game
+from dpfl.attacks.observation import ObservedRound, Transcript
 from dpfl.attacks.probes import Floats
-from dpfl.attacks.support import NOT_RUN
 from dpfl.core.checks import check
-from dpfl.core.types import Adjacency, Observer, Plain
+from dpfl.core.layout import Layout
+from dpfl.core.types import Adjacency, Observer, Plain, State
+from dpfl.deploy.canary_sites import LONG, CanarySites
+from dpfl.deploy.client_app import make_app
 from dpfl.deploy.coordinator import Coordinator
 from dpfl.deploy.in_process_grid import InProcessGrid
-from dpfl.deploy.messages import TRAIN, Message
-from dpfl.deploy.site import Site
-from dpfl.deploy.transport import Transport, from_record
-from dpfl.rounds.codec import FRAME_BYTES
-from dpfl.runs.deployment import STUDY_FILE, StudyFile
-from dpfl.runs.site_file import SITE_FILE, SiteFile
+from dpfl.deploy.transport import Transport
+from dpfl.plugs.base import Participant
+from dpfl.privacy.events import History
+from dpfl.rounds import Agreement, Plan, Run, SumOfUploads, Uplink
+from dpfl.rounds.record import RoundRecord
+from dpfl.runs.deployment import StudyFile
+from dpfl.strategy import Strategy
 from dpfl.strategy.method import Method
 
-VICTIM, SITES = "a", ("a", "b", "c")
-ROWS = 200
-"""Records of a site; a fifth is set aside for testing."""
+RECORDS, SITES = 160, 12
+"""Canaries in one study, at most: records of one site, or sites."""
 
-LONG = 10.0
-
-
-class RecordingGrid(InProcessGrid):
-    """Keeps what the nodes have answered to questions about a round, in order."""
-
-    def __init__(self, sites: dict[int, Path]) -> None:
-        super().__init__(sites)
-        self.sent: dict[int, list[Message]] = {node: [] for node in sites}
-
-    def _reply(self, message: FlowerMessage, node: int) -> FlowerMessage:
-        reply = super()._reply(message, node)
-        if from_record(message.content).header.get("kind") == TRAIN and not reply.has_error():
-            self.sent[node].append(from_record(reply.content))
-        return reply
+_LEAST_SIZE = 64  # numbers of a record: weights are small at first, and no canary is certain
+_MOST_RUNS, _MOST_HEAD_RUNS = 30, 6  # a study takes seconds
+# Models that hardly move: canaries stay as long as they can be, before and after clipping.
+_OF_RECORDS, _OF_CLIENTS = {"lr": 1e-3}, {"lr": 1e-2, "clip": 1e-3}
 
 
-def audit_sites(method: Method, how: Audit) -> Iterator[AuditLine]:
-    """Audit a method that protects records, by the messages of a site; a line for every reading."""
-    strategy, where = check_audited(method, how), f"audit of '{method.name}' between sites"
-    rows = strategy.channel.sees_rows and strategy.unit.of_data and not strategy.local.pooled
-    problem, remedy = "no site sends a row that protects its records", "audit it without --sites"
-    check(rows and method.model is None, where, problem, remedy)
-    for reading in how.readings:
-        yield _line(method, how, reading)
+class RecordingCoordinator(Coordinator):
+    """A server that keeps what it was sent."""
+
+    transcript: Transcript | None = None
+
+    def _close(
+        self,
+        agreement: Agreement,
+        state: State,
+        plan: Plan,
+        uplinks: Sequence[Uplink],
+        run: Run,
+        total: SumOfUploads | None,
+    ) -> tuple[State, RoundRecord]:
+        if self.transcript is None:
+            self.transcript = Transcript(agreement=agreement, run=run, final=state)
+        sent = tuple(uplinks)
+        seen = ObservedRound(state=state, plan=plan, uplinks=sent, total=total)
+        self.transcript.rounds.append(seen)
+        self.transcript.final, record = super()._close(agreement, state, plan, sent, run, total)
+        return self.transcript.final, record
 
 
-def _line(method: Method, how: Audit, reading: Adjacency) -> AuditLine:
-    coins, found, claim = np.random.default_rng(how.coins), [], None
-    for _ in range(-(-how.canaries // (ROWS * 4 // 5))):
+@dataclass(kw_only=True, eq=False)
+class StudyTranscript(Transcript):
+    """What left the sites of a study, and what the first victim says of it: ``charged`` are the
+    histories in its own ledger.
+    """
+
+    victim: Participant
+    charged: Mapping[Observer, History] = field(default_factory=dict)
+
+    def participant(self, client: str) -> Participant:
+        """The first victim; all others with canaries are like it."""
+        return self.victim
+
+    def history(self, client: str, observer: Observer) -> History:
+        """What the first victim's ledger was charged."""
+        where, problem = "the site's ledger", f"it claims nothing against the {observer}"
+        check(observer in self.charged, where, problem, "look at another adversary")
+        return self.charged[observer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteGame(Game):
+    """A game with canaries that is played by real sites; ``method`` and ``settings`` are what the
+    study names.
+    """
+
+    method: Method
+    settings: Plain
+
+    @property
+    def most_runs(self) -> int:
+        """How often the game can be played in reasonable time."""
+        return _MOST_HEAD_RUNS if self.probe == "head" else _MOST_RUNS
+
+    @property
+    def size(self) -> int:
+        """How many numbers a record has."""
+        return max(_LEAST_SIZE, super().size)
+
+    def play(self, present: Bools, seed: int | None) -> StudyTranscript:
+        """Play a study with the canaries that are ``present``; with a ``seed``, a rehearsal."""
+        absent = -1.0 if self.adjacency is Adjacency.REPLACE_ONE else 0.0
+        marks = np.where(present, 1.0, absent).reshape(len(self.clients), -1)
         with tempfile.TemporaryDirectory(prefix="dpfl-audit-") as folder:
-            trials, claim = _played(Path(folder), method, how, reading, coins)
-            found.append(trials)
-    assert claim is not None
-    together = Trials(
-        scores=np.concatenate([one.scores for one in found]),
-        present=np.concatenate([one.present for one in found]),
+            sites = CanarySites(
+                folder=Path(folder),
+                study=self._study(seed),
+                promise=self.strategy.promise,
+                victims=self.clients,
+                fillers=self._fillers,
+                budget=self.budget,
+            )
+            sites.write(marks, self.directions)
+            own = {number + 1: sites.folder / name for number, name in enumerate(sites.names)}
+            server = RecordingCoordinator(sites.server, Transport(InProcessGrid(own, make_app({}))))
+            with warnings.catch_warnings():  # all records of a site are in one step
+                warnings.filterwarnings("ignore", "clipped sums were cut off", RuntimeWarning)
+                server.begin()
+            seen, first = server.transcript, self.clients[0]
+            problem, remedy = "no site answered", "look for the reason with dpfl deploy example"
+            check(seen is not None, "audit", problem, remedy)
+            assert seen is not None
+            return StudyTranscript(
+                agreement=seen.agreement,
+                run=seen.run,
+                final=seen.final,
+                rounds=seen.rounds,
+                victim=sites.participant(first),
+                charged=sites.histories(first),
+            )
+
+    @property
+    def _fillers(self) -> list[str]:
+        return [f"f{number:05}" for number in range(self.fillers)]
+
+    def _study(self, seed: int | None = None) -> StudyFile:
+        """The study that is offered to the sites."""
+        sites = [*self.clients, *self._fillers]
+        about = {"name": "audit", "sites": sites, "feature_shape": [self.size], "classes": 2}
+        run = {"round_timeout": 60.0, "enrol_timeout": 5.0, "rounds": self.rounds}
+        noise = {} if seed is None else {"noise": "seeded", "seed": seed}
+        model: Plain = {"features": "pixels"} if self.probe == "head" else {"name": "logistic"}
+        if self.probe == "layered":
+            model = {"name": "mlp", "hidden": 8}
+        return StudyFile.from_dict(
+            {
+                "study": about,
+                "model": model,
+                "method": {"name": self.method.name, **self.settings},
+                "run": {key: own for key, own in {**run, **noise}.items() if own is not None},
+            }
+        )
+
+    # -- what is seen ------------------------------------------------------------------------------
+
+    def coordinates(self, vector: Tensor, state: State) -> Floats:
+        """One number a direction: along the gradient of its canary, or along the difference
+        between those of e_j and -e_j, in the weights that multiply the number that it has alone.
+        """
+        if self.probe == "head":
+            return super().coordinates(vector, state)
+        model, layout = self._model
+        first, values = next(iter(layout)), layout.unflatten(state.model)
+        weights = values[first.name].requires_grad_()
+        labels, loss = torch.zeros(self.size, dtype=torch.int64), torch.tensor(0.0)
+        for sign in (1, -1) if self.adjacency is Adjacency.REPLACE_ONE else (1,):
+            outputs = functional_call(model, values, sign * LONG * torch.eye(self.size))
+            loss = loss + sign * cross_entropy(outputs, labels)
+        (gradients,) = torch.autograd.grad(loss, [weights])
+        found = vector[first.slice].view_as(weights) * normalize(gradients, dim=0)
+        return np.asarray(found.detach().double().sum(dim=0))
+
+    @cached_property
+    def _model(self) -> tuple[nn.Module, Layout]:
+        model = self._study().build_model()
+        return model, Layout.of_module(model)
+
+
+def site_games(
+    method: Method, strategy: Strategy, how: Audit, observer: Observer, reading: Adjacency
+) -> tuple[SiteGame, SiteGame]:
+    """The two games of one adversary and reading, between sites."""
+    head, layered = method.model is not None, "two layers" in method.needs
+    where = f"audit of '{method.name}' between sites, {reading}"
+    problem = "a record that is not there cannot be written into a site's file"
+    remedy = "audit this reading without --sites"
+    check(not head or reading is Adjacency.REPLACE_ONE, where, problem, remedy)
+    settings = how.settings_of(method)
+    clients = not strategy.unit.of_data
+    slow = {k: own for k, own in (_OF_CLIENTS if clients else _OF_RECORDS).items() if k in settings}
+    many = SiteGame(
+        strategy=strategy,
+        probe="head" if head else "layered" if layered else "linear",
+        adjacency=reading,
+        observer=observer,
+        budget=how.budget,
+        rounds=None if head else how.rounds,
+        canaries=min(how.canaries, SITES if clients else RECORDS),
+        apart=clients,
+        fillers=FILLERS,
+        method=method,
+        settings={**settings, **slow, **how.settings},
     )
-    return AuditLine(
-        method=f"{method.name}, site",
-        promise=claim.promise,
-        reading=reading,
-        delta=claim.delta,
-        claimed=claim.epsilon(),
-        bounds=tuple(canary_bounds(together, claim, 1 - (1 - how.confidence) / TESTS)),
-        support=NOT_RUN,
-    )
-
-
-def _played(
-    folder: Path, method: Method, how: Audit, reading: Adjacency, coins: np.random.Generator
-) -> tuple[Trials, Claim]:
-    """One study: what the victim's messages show of its canaries, and what its ledger claims."""
-    present = coins.random(ROWS) < 0.5
-    marks = np.where(present, 1.0, -1.0 if reading is Adjacency.REPLACE_ONE else 0.0)
-    values = _study(method, how)
-    for name in SITES:
-        own = folder / name
-        own.mkdir()
-        factor = 1.0 if name == VICTIM else 1.5  # some methods need claims that differ
-        _write_records(own, np.ones(ROWS) if name == VICTIM else np.zeros(ROWS))
-        (own / SITE_FILE).write_text(SiteFile.from_dict(_site(name, how, factor)).to_toml())
-        Site(own).prepare()
-    trained = _trained_rows(folder / VICTIM)
-    _write_records(folder / VICTIM, marks)
-    server = folder / "server"
-    server.mkdir()
-    (server / STUDY_FILE).write_text(StudyFile.from_dict(values).to_toml())
-    grid = RecordingGrid({number + 1: folder / name for number, name in enumerate(SITES)})
-    with warnings.catch_warnings():  # all records of a site are in one step
-        warnings.filterwarnings("ignore", "clipped sums were cut off", RuntimeWarning)
-        Coordinator(server, Transport(grid)).begin()
-    rounds = [_directions(message) for message in grid.sent[1] if message.accepted]
-    check(bool(rounds), "audit", "the site answered no round", "look at its log")
-    scores = np.sum(rounds, axis=0)[trained]
-    site = Site(folder / VICTIM)
-    with closing(site.ledger(reading=True)) as ledger:
-        history = ledger.history(VICTIM, Observer.SERVER)
-    promise = replace(method.build(how.settings_of(method)).promise, adjacency=reading)
-    claim = Claim(history=history, adjacency=reading, delta=how.budget.delta, promise=promise)
-    return Trials(scores=scores, present=present[trained]), claim
-
-
-def _directions(message: Message) -> Floats:
-    """What an upload shows of every direction: the difference of both classes' weights."""
-    numbers = np.frombuffer(message.payload, "<f4", offset=FRAME_BYTES).astype(np.float64)
-    first, second = numbers[: 2 * ROWS].reshape(2, ROWS)
-    found: Floats = (first - second) / np.sqrt(2)
-    return found
-
-
-def _write_records(folder: Path, marks: Floats) -> None:
-    """Write a CSV file whose row j is a canary in direction j, times its mark."""
-    lines = [",".join([*(f"x{i}" for i in range(ROWS)), "label"])]
-    for row, mark in enumerate(marks.tolist()):
-        cells = ["0"] * ROWS
-        cells[row] = f"{LONG * mark:g}"
-        lines.append(",".join([*cells, str(int(row % ROWS == ROWS - 1))]))
-    (folder / "records.csv").write_text("\n".join(lines) + "\n")
-
-
-def _trained_rows(folder: Path) -> np.ndarray:
-    """Which rows of the file the site trains on; the others it keeps for testing."""
-    features = Site(folder).member().shard.features.numpy()
-    found: np.ndarray = np.sort(features.argmax(axis=1))
-    return found
-
-
-def _site(name: str, how: Audit, factor: float) -> Plain:
-    budget = {"epsilon": factor * how.budget.epsilon, "delta": how.budget.delta}
-    return {
-        "site": {"id": name},
-        "data": {"file": "records.csv", "classes": 2},
-        "budget": {**budget, "filter": "allotments"},
-        "policy": {"least_noise_multiplier": 0.0},
-    }
-
-
-def _study(method: Method, how: Audit) -> Plain:
-    times = {"round_timeout": 60.0, "enrol_timeout": 5.0}
-    study = {"name": "audit", "sites": list(SITES), "feature_shape": [ROWS], "classes": 2}
-    settings = {"name": method.name, **how.settings_of(method)}
-    return {"study": study, "method": settings, "run": {"rounds": how.rounds, **times}}
+    few = replace(many, apart=True, canaries=1)
+    return many, replace(few, canaries=SITES if few.own_rows and not head else 1)

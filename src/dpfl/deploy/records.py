@@ -197,8 +197,11 @@ class LoadedSite(SiteFolder):
             self.log(f"records have shape {list(declared.record_shape)} and {declared.task}")
         problem = f"its records do not have the study's shape {shape} and targets ({task})"
         check(fitting, f"site '{self.id}'", problem, "prepare the same columns everywhere")
-        own = self.federation(task)
-        check_model(study.build_model(), own.feature_shape, own.task, own.inputs, own.target_shape)
+        own, kept, model = self.federation(task), self._records, study.digest()
+        if kept.checked != (kept.key, model):
+            shapes = own.feature_shape, own.task, own.inputs, own.target_shape
+            check_model(study.build_model(), *shapes)
+            kept.checked = kept.key, model
 
     def _check_schema(self, study: StudyFile) -> None:
         """Refuse a study that states another schema, or whose method takes single records only."""

@@ -196,7 +196,12 @@ class Arrival:
 
 
 def server_view(
-    agreement: Agreement, state: State, plan: Plan, uplinks: Sequence[Uplink], run: Run
+    agreement: Agreement,
+    state: State,
+    plan: Plan,
+    uplinks: Sequence[Uplink],
+    run: Run,
+    total: SumOfUploads | None = None,
 ) -> Rows | Total:
     """What the server sees of a round, before it cleans, weighs or denoises anything: every row
     where the channel delivers rows, or else their sum, with the stages undone in both.
@@ -204,19 +209,30 @@ def server_view(
     The arguments are those of :func:`close_round`. A channel that adds noise draws it again: the
     same noise where the run is seeded.
     """
-    return _arrived(agreement, plan, uplinks, run).seen(state)
+    return _arrived(agreement, plan, uplinks, run, total).seen(state)
 
 
 def released_view(
-    agreement: Agreement, state: State, plan: Plan, uplinks: Sequence[Uplink], run: Run
+    agreement: Agreement,
+    state: State,
+    plan: Plan,
+    uplinks: Sequence[Uplink],
+    run: Run,
+    total: SumOfUploads | None = None,
 ) -> Mapping[str, Tensor] | Tensor:
     """The same of a release before round one: every client's answer, or the sum of all."""
-    arrival = _arrived(agreement, plan, uplinks, run)
+    arrival = _arrived(agreement, plan, uplinks, run, total)
     secure = agreement.strategy.secure
     return arrival.added_up(state).vector if secure else arrival.messages
 
 
-def _arrived(agreement: Agreement, plan: Plan, uplinks: Sequence[Uplink], run: Run) -> Arrival:
+def _arrived(
+    agreement: Agreement,
+    plan: Plan,
+    uplinks: Sequence[Uplink],
+    run: Run,
+    total: SumOfUploads | None,
+) -> Arrival:
     arrival = Arrival(agreement, plan, run, dict.fromkeys(plan.cohort.ids, "no answer"))
-    arrival.take(uplinks, None)
+    arrival.take(uplinks, total)
     return arrival
