@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,26 @@ from dpfl.core.errors import ConfigurationError, DpflError
 from dpfl.core.files import parsed
 from dpfl.core.types import ClientSettings
 from dpfl.data.schema import Schema
+from dpfl.data.tables import read_file
 from dpfl.deploy.connections import NODES, registered_keys
 from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile
 from dpfl.deploy.opened import OPENED, OpenedRound
+from dpfl.deploy.records import LoadedSite
 from dpfl.deploy.summary import StudyStatus
 from dpfl.experiments.results import StudyResult
+from dpfl.models.pretrained import read_weights
 from dpfl.privacy.budgets import read_budget_file
+from dpfl.runs.deployment import StudyFile
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.predictor import load
+from dpfl.runs.site_file import SITE_FILE
+from dpfl.runs.toml_file import read_toml
 from dpfl.sim.train import run_experiment
 from tests.fuzz import examples
 from tests.fuzz.doors import GIVEN, command, enter, fresh
 from tests.fuzz.ledgers import read_tables, schema_of, write_tables
 from tests.fuzz.mutations import as_toml
-from tests.fuzz.test_files import BASE, CENTRAL, METHOD, STUDY, written
+from tests.fuzz.test_files import BASE, CENTRAL, METHOD, SITE, STUDY, written
 
 LONG = 10**400
 
@@ -115,6 +122,25 @@ def test_numbers_of_thousands_of_digits_are_refused_in_every_file() -> None:
     refused(lambda: Schema.read(schema))
     budgets = written("b.json", json.dumps({"client-0": LONG}).encode())
     refused(lambda: read_budget_file(budgets))
+
+
+def test_a_date_is_refused_where_a_setting_is_expected() -> None:
+    values = {**BASE, "method": {"name": "weiavg", **METHOD, "momentum": date(2024, 2, 29)}}
+    file = written("e.toml", as_toml(values))
+    refused(lambda: run_experiment(Experiment.from_file(file), GIVEN / "run"))
+
+
+@pytest.mark.parametrize("name", ["/dev/full", "/dev/zero", "a" * 5000, "a\0b"])
+def test_names_that_no_file_can_have_are_refused(name: str) -> None:
+    study = written(
+        "study.toml", as_toml(changed(STUDY, "study", {**STUDY["study"], "schema": name}))
+    )
+    refused(lambda: StudyFile.from_file(study))
+    for door in (Schema.read, read_budget_file, read_toml, read_weights, read_file):
+        refused(lambda door=door: door(GIVEN / name))
+    site = {**SITE, "data": {"file": name, "classes": 2}}
+    written(SITE_FILE, as_toml(site))
+    refused(lambda: LoadedSite(GIVEN).member())
 
 
 # -- run folders -----------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
-"""Where caches are, reading JSON that anybody may have written, and writing that leaves the old
+"""Where caches are, reading what anybody may have written, and writing that leaves the old
 content or the new, never half of either.
 """
 
+import errno
 import fcntl
+import io
 import json
 import os
 import re
@@ -44,6 +46,33 @@ def parsed(text: str | bytes, **how: Any) -> Any:
         return found
     except RecursionError as error:
         raise ValueError("it holds lists within lists without end") from error
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is such a file; there is none under a name that no file can have."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def content_of(path: Path) -> bytes:
+    """Read a file that somebody has named.
+
+    What is no file to read to its end, such as a device, and a name that no file can have, are
+    OSErrors like any other.
+    """
+    try:
+        if path.is_char_device() or path.is_block_device():
+            raise OSError(errno.EINVAL, "it is a device")
+        return path.read_bytes()
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error)) from error
+
+
+def text_of(path: Path) -> str:
+    """Read a text file in UTF-8 that somebody has named, as :func:`content_of` does."""
+    return io.TextIOWrapper(io.BytesIO(content_of(path)), encoding="utf-8-sig").read()
 
 
 def sync_folder(folder: Path) -> None:

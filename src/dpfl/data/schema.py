@@ -17,6 +17,7 @@ import numpy as np
 
 from dpfl.core.checks import check, whole_number
 from dpfl.core.errors import ConfigurationError, DataError, did_you_mean
+from dpfl.core.files import text_of
 from dpfl.core.types import Plain, Unit, unit_called
 from dpfl.data.cells import cell_text, column_names, column_of
 from dpfl.data.columns import Column, by_name, known_keys, listed
@@ -251,7 +252,7 @@ class Schema:
     def read(cls, path: Path | str) -> Schema:
         """Read a schema from a TOML file."""
         try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            values = tomllib.loads(text_of(Path(path)))
         except OSError as error:
             problem = f"cannot be read ({error.strerror})"
             raise ConfigurationError(str(path), problem, "check the path") from error

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpfl.core.errors import DataError, read_problem
+from dpfl.core.files import text_of
 from dpfl.data.records import check_data
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -103,7 +104,7 @@ def _not_a_table(path: Path, reason: object, remedy: str = _HEADER) -> DataError
 def _csv_rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Read the names of the columns, and each line's number and cells; blank lines are left out."""
     try:
-        rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
+        rows = list(csv.reader(text_of(path).splitlines()))
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise DataError(str(path), problem, "check the path") from error

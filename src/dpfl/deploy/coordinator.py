@@ -17,7 +17,7 @@ The folder of a study holds, beside what every run folder holds ::
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -39,9 +39,7 @@ from dpfl.privacy.flags import public_note
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import (
     Agreement,
-    Plan,
     Run,
-    Uplink,
     buffer_shapes,
     close_round,
     enrol,
@@ -49,7 +47,6 @@ from dpfl.rounds import (
     open_round,
 )
 from dpfl.rounds.record import RoundRecord
-from dpfl.rounds.sums import SumOfUploads
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import RoundCount
@@ -70,6 +67,8 @@ class Coordinator:
     of the draw is counted on, everyone is asked before the draw, and what comes of the draw never
     changes who may be drawn.
     """
+
+    _close = staticmethod(close_round)
 
     def __init__(self, folder: Path, transport: Transport) -> None:
         self.folder = RunFolder(folder)
@@ -212,8 +211,7 @@ class Coordinator:
         self, agreement: Agreement, state: State, run: Run, history: list[RoundRecord]
     ) -> tuple[State, str]:
         """Play one round; return the new state, or why there is no further round."""
-        sites = self.sites
-        opened = OpenedRound.read(self.folder.path)
+        sites, opened = self.sites, OpenedRound.read(self.folder.path)
         if opened is not None and opened.round == state.round:
             plan = opened.plan(agreement, state)
         elif self._charged(run, state.round):
@@ -224,25 +222,13 @@ class Coordinator:
                 return state, plan.over.replace("client", "site")
             OpenedRound.of(plan).write(self.folder.path)
         uplinks, total = ask_uploads(sites, self.folder, agreement, plan)
-        state, record = self._close(agreement, state, plan, uplinks, run, total)
+        state, record = self._close(agreement, state, plan, uplinks, run, total=total)
         record = replace(record, effective_noise=effective_noise(agreement, plan, record))
         if total is not None:  # masked uploads are integers without a frame
             record = replace(record, payload_bytes_up=record.bytes_up)
         self.folder.append_round(record)
         history.append(record)
         return self._checkpoint(state), ""
-
-    def _close(
-        self,
-        agreement: Agreement,
-        state: State,
-        plan: Plan,
-        uplinks: Sequence[Uplink],
-        run: Run,
-        total: SumOfUploads | None,
-    ) -> tuple[State, RoundRecord]:
-        """Make the next state of what the sites have sent."""
-        return close_round(agreement, state, plan, uplinks, run, total=total)
 
     def _charged(self, run: Run, round_: int) -> bool:
         """Whether the world was charged for a round that was drawn, and cut off before it left."""
@@ -265,8 +251,7 @@ class Coordinator:
     ) -> None:
         """Save the model, send it to every member, and write the summary."""
         note, planned, done = public_note(self.study.flags), agreement.terms.rounds, state.round
-        step = agreement.strategy.step
-        model = step.published(dict(state.plugs["step"]), state.model)
+        model = agreement.strategy.step.published(dict(state.plugs["step"]), state.model)
         self.folder.save_model(model, self.layout, note, state.buffers)
         everyone = set(agreement.claims)
         absent = deliver(self.sites, agreement, self.folder.model.read_bytes(), everyone)

@@ -33,7 +33,7 @@ from dpfl.deploy.in_process_grid import InProcessGrid
 from dpfl.deploy.transport import Transport
 from dpfl.plugs.base import Participant
 from dpfl.privacy.events import History
-from dpfl.rounds import Agreement, Plan, Run, SumOfUploads, Uplink
+from dpfl.rounds import Agreement, Plan, Run, SumOfUploads, Uplink, close_round
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.deployment import StudyFile
 from dpfl.strategy import Strategy
@@ -60,15 +60,17 @@ class RecordingCoordinator(Coordinator):
         plan: Plan,
         uplinks: Sequence[Uplink],
         run: Run,
-        total: SumOfUploads | None,
+        *,
+        total: SumOfUploads | None = None,
     ) -> tuple[State, RoundRecord]:
         if self.transcript is None:
             self.transcript = Transcript(agreement=agreement, run=run, final=state)
         sent = tuple(uplinks)
         seen = ObservedRound(state=state, plan=plan, uplinks=sent, total=total)
         self.transcript.rounds.append(seen)
-        self.transcript.final, record = super()._close(agreement, state, plan, sent, run, total)
-        return self.transcript.final, record
+        after, record = close_round(agreement, state, plan, sent, run, total=total)
+        self.transcript.final = after
+        return after, record
 
 
 @dataclass(kw_only=True, eq=False)

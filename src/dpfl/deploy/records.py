@@ -9,7 +9,7 @@ from torch import nn
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError, FolderError
-from dpfl.core.files import write_safely
+from dpfl.core.files import is_there, write_safely
 from dpfl.core.promise import SUMMED
 from dpfl.core.types import Plain, Unit
 from dpfl.data.building import ClientTable, arrays_of
@@ -95,7 +95,7 @@ class LoadedSite(SiteFolder):
         """
         data, kept = self.file.data, self._records
         key: tuple[object, ...] = (self.id, data.model_dump_json(), self.schema)
-        if data.file is not None and (path := self.folder / data.file).exists():
+        if data.file is not None and is_there(path := self.folder / data.file):
             key = (*key, path.stat().st_mtime_ns, path.stat().st_size)
         if kept.federation is None or kept.key != key:
             kept.key, kept.federation, kept.learned = key, self._read_records(), None

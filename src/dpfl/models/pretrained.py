@@ -10,12 +10,13 @@ from torch import nn
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, did_you_mean
+from dpfl.core.files import content_of
 
 
 def read_weights(path: Path) -> bytes:
     """The content of a file of weights."""
     try:
-        return path.read_bytes()
+        return content_of(path)
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise ConfigurationError(f"weights {path}", problem, "check the path") from error

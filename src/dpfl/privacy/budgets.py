@@ -13,7 +13,7 @@ import numpy as np
 
 from dpfl.core.checks import check, positive
 from dpfl.core.errors import ConfigurationError, read_problem, unknown_name
-from dpfl.core.files import parsed
+from dpfl.core.files import parsed, text_of
 from dpfl.core.seeds import PublicSeed
 from dpfl.core.types import Budget, Terms
 
@@ -183,7 +183,7 @@ def read_budget_file(path: Path) -> tuple[dict[str, float], dict[str, float]]:
     epsilons: dict[str, float] = {}
     deltas: dict[str, float] = {}
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = text_of(path)
         rows = _json_rows(text) if path.suffix.lower() == ".json" else _csv_rows(text)
         for client, epsilon, *delta in rows:
             if client in epsilons:

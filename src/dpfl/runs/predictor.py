@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError, FolderError
+from dpfl.core.files import text_of
 from dpfl.data.inputs import Inputs
 from dpfl.data.schema import Schema
 from dpfl.models.checks import outputs_of
@@ -202,7 +203,7 @@ def _numbers(path: Path, name: str, cells: list[Any]) -> np.ndarray:
 def _csv_columns(path: Path) -> dict[str, list[Any]]:
     """The columns of a CSV file as text; empty cells are None."""
     try:
-        rows = [row for row in csv.reader(path.read_text("utf-8-sig").splitlines()) if row]
+        rows = [row for row in csv.reader(text_of(path).splitlines()) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(str(path), f"cannot be read ({error})", "check the file") from error
     remedy = "use a header line, then one record a line"

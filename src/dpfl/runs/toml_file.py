@@ -6,6 +6,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
+from datetime import date, time
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -15,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, FolderError, did_you_mean
+from dpfl.core.files import text_of
 from dpfl.core.types import Plain
 from dpfl.runs.validation import Problem, first_problem
 
@@ -57,6 +59,7 @@ class TomlFile(Section):
         """
         place = cls.called if where is None else where
         current = with_new_names(values, cls.renamed)
+        check_moments(current, place)
         try:
             found = cls.model_validate(current)
         except ValidationError as error:
@@ -101,10 +104,22 @@ def check_tables(values: Plain, where: str) -> None:
         check(isinstance(own, dict), f"{where}, [{name}]", problem, remedy)
 
 
+def check_moments(values: Plain, where: str) -> None:
+    """Refuse dates and times, which no key takes; methods could not write them down."""
+    waiting: list[tuple[str, Any]] = [*values.items()]
+    while waiting:
+        key, own = waiting.pop()
+        good, remedy = not isinstance(own, date | time), f"give {key} a number or a text"
+        check(good, f"{where}, {key}", f"a date or time was given ({own})", remedy)
+        parts = own.values() if isinstance(own, dict) else own if isinstance(own, list) else ()
+        names = own if isinstance(own, dict) else (key for _ in parts)
+        waiting += zip(names, parts, strict=False)
+
+
 def read_toml(path: Path) -> Plain:
     """Read a TOML file as plain values."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(text_of(path))
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise ConfigurationError(str(path), problem, "check the path") from error
