@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -27,7 +32,7 @@ from dpfl.models.pretrained import read_weights
 from dpfl.privacy.budgets import read_budget_file
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.experiment import Experiment
-from dpfl.runs.predictor import load
+from dpfl.runs.predictor import load, read_records
 from dpfl.runs.site_file import SITE_FILE
 from dpfl.runs.toml_file import read_toml
 from dpfl.sim.train import run_experiment
@@ -235,6 +240,45 @@ def test_a_ledger_with_values_that_nobody_writes_is_refused(where: str, value: A
     write_tables(path, schema_of(path), changed(read_tables(path), where, value), forged=True)
     assert enter("found", command("account", "--ledger", path)) is None
     assert enter("found", command("ledger", "verify", path)) is None
+
+
+@pytest.mark.parametrize("change", ["journal SET at = 1e300", "runs SET seeded = 1e30"])
+def test_an_old_ledger_with_numbers_out_of_range_is_read_or_refused(change: str) -> None:
+    """Its rows have no hash chain."""
+    path = fresh(Path(__file__).parents[1] / "equivalence" / "run-0.1") / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as ledger, ledger:
+        ledger.execute(f"UPDATE {change}")
+    enter("found", command("account", "--ledger", path, "--page", GIVEN / "p.html"))
+    enter("found", command("ledger", "verify", path))
+
+
+def test_the_secret_of_a_site_is_bytes() -> None:
+    folder = fresh(examples.federation()) / "a"
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:
+        ledger.execute("UPDATE salt SET value = 7")
+    assert enter("found", command("site", "spend", folder)) is None
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", ["3.5e38", "nan", "-inf", "", "9" * 400])
+def test_records_that_no_model_takes_are_not_predicted(cell: str) -> None:
+    folder = fresh(examples.finished_run())
+    predictor = load(folder)
+    size = math.prod(predictor.shape)
+    rows = [[f"x{number}" for number in range(size)], [cell, *["0.5"] * (size - 1)]]
+    table = written("r.csv", "\n".join(",".join(row) for row in rows).encode())
+    refused(lambda: read_records(table, predictor))
+
+
+def test_what_arrow_does_not_implement_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path) -> None:
+        raise pyarrow.ArrowNotImplementedError("Integers with more than 64 bits")
+
+    monkeypatch.setattr(parquet, "read_table", broken)
+    table = written("t.parquet", b"PAR1")
+    refused(lambda: read_file(table))
 
 
 # -- servers ---------------------------------------------------------------------------------------

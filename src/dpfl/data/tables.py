@@ -63,7 +63,7 @@ def files_of(folder: Path) -> list[Path]:
 def read_columns(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Read a file as columns of whatever its cells hold, and say where each record stands in it."""
     if path.suffix.lower() == ".parquet":
-        table = _arrow_table(path)
+        table = arrow_table(path)
         columns = {name: table[name].to_pylist() for name in table.column_names}
         return columns, [f"record {number}" for number in range(1, table.num_rows + 1)]
     names, rows = _csv_rows(path)
@@ -155,22 +155,22 @@ def _number(cell: str) -> float:
         raise ValueError(f"{cell!r:.60} is not a number") from None
 
 
-def _arrow_table(path: Path) -> Any:
+def arrow_table(path: Path) -> Any:
     """Read a Parquet file; pyarrow is imported only here."""
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         remedy = "run: pip install 'dpfl[parquet]'"
         raise DataError(str(path), "needs pyarrow, which is not installed", remedy) from error
     try:
         return parquet.read_table(path)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, ArrowException) as error:
         raise _not_a_table(path, error, "check the file") from error
 
 
 def _read_parquet(path: Path) -> Table:
     """Read numeric columns."""
-    table = _arrow_table(path)
+    table = arrow_table(path)
     try:
         columns = [np.asarray(column.to_numpy(), dtype=np.float64) for column in table.columns]
     except (ValueError, TypeError) as error:

@@ -41,7 +41,7 @@ def copy(old: sqlite3.Connection, name: str, entry: Entry) -> None:
     """Write what an old ledger holds as one entry of a new one; changed costs are refused."""
     try:
         _copy(old, name, entry)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         require(False, name, f"cannot be read ({read_problem(error)})")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from dpfl.privacy.chain import Entry
+from dpfl.privacy.chain import Entry, require
 from dpfl.privacy.costs import Charge
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.ledger_file import database_errors
@@ -85,6 +85,8 @@ class SiteLedger(Ledger):
             WHERE journal.run = :run ORDER BY chain.number DESC
         """
         rows = self._rows(query, run=run)
+        salted = all(isinstance(salt, bytes) for *_, salt in rows)
+        require(salted, self._name, "its secret was changed")
         return [hashlib.sha256(salt + digest.encode()).hexdigest() for _, digest, salt in rows]
 
     def stored_sum(self, run: str) -> StoredSum | None:

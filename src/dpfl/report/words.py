@@ -171,14 +171,16 @@ def duration(seconds: float) -> str:
 
 
 def moment(at: float | None) -> str:
-    """Seconds since 1970 as a date and a time; a dash where there are none.
+    """Seconds since 1970 as a date and a time; a dash where no calendar has one.
 
     >>> moment(0)
     '1970-01-01 00:00 UTC'
     """
-    if at is None:
-        return "-"
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    try:
+        found = None if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC)
+    except (OverflowError, ValueError, OSError):
+        found = None
+    return "-" if found is None else found.strftime("%Y-%m-%d %H:%M UTC")
 
 
 metric = MetricWords

@@ -1,6 +1,8 @@
 """Predict with a model that was trained and saved: :func:`load` gives everything it takes."""
 
 import csv
+import math
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ from dpfl.core.errors import DataError, FolderError
 from dpfl.core.files import text_of
 from dpfl.data.inputs import Inputs
 from dpfl.data.schema import Schema
+from dpfl.data.tables import arrow_table
 from dpfl.models.checks import outputs_of
 from dpfl.runs.checkpoint import tensors_digest
 from dpfl.runs.folder import RunFolder
@@ -24,6 +27,7 @@ from dpfl.runs.model_card import ModelCard
 from dpfl.tasks import Task
 
 _RECORDS_AT_ONCE = 512
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,14 +194,16 @@ def read_records(path: Path, predictor: Predictor, drop: tuple[str, ...] = ()) -
 
 def _numbers(path: Path, name: str, cells: list[Any]) -> np.ndarray:
     """A column as numbers; the first cell that is not one is named."""
-    found = []
-    for row, cell in enumerate(cells, 1):
-        try:
-            found.append(float(cell))
-        except (TypeError, ValueError) as error:
-            problem = f"record {row} has {cell!r} in '{name}', which is not a number"
-            raise DataError(str(path), problem, "fill or drop missing values first") from error
-    return np.array(found, dtype=np.float32)
+    found = np.zeros(len(cells), dtype=np.float32)
+    for row, cell in enumerate(cells):
+        value = math.nan
+        with suppress(TypeError, ValueError, OverflowError):
+            value = float(cell)
+        problem = f"record {row + 1} has {cell!r} in '{name}', which is no finite number"
+        good = abs(value) <= _LARGEST  # what is not a number is not, either
+        check(good, str(path), problem, "fill or drop missing values first", DataError)
+        found[row] = value
+    return found
 
 
 def _csv_columns(path: Path) -> dict[str, list[Any]]:
@@ -216,14 +222,5 @@ def _csv_columns(path: Path) -> dict[str, list[Any]]:
 
 
 def _parquet_columns(path: Path) -> dict[str, list[Any]]:
-    """The columns of a Parquet file; pyarrow is imported only here."""
-    try:
-        from pyarrow import parquet
-
-        found: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
-    except ImportError as error:
-        remedy = "run: pip install 'dpfl[parquet]'"
-        raise DataError(str(path), "needs pyarrow, which is not installed", remedy) from error
-    except (OSError, ValueError) as error:
-        raise DataError(str(path), f"cannot be read ({error})", "check the file") from error
+    found: dict[str, list[Any]] = arrow_table(path).to_pydict()
     return found
