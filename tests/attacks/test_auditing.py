@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpfl.attacks import faults
-from dpfl.attacks.audit_plan import Audit, adversaries, check_audited, games
-from dpfl.attacks.auditing import audit, audit_lines
-from dpfl.attacks.canaries import Game, Scorer
-from dpfl.attacks.claims import GaussianCurve
-from dpfl.attacks.lower_bounds import Trials
-from dpfl.attacks.support import support_test
+from dpfl.attacks.auditing import faults
+from dpfl.attacks.auditing.audit import audit, audit_lines
+from dpfl.attacks.auditing.canaries import Game, Scorer
+from dpfl.attacks.auditing.claims import GaussianCurve
+from dpfl.attacks.auditing.lower_bounds import Trials
+from dpfl.attacks.auditing.plan import Audit, adversaries, check_audited, games
+from dpfl.attacks.auditing.support import support_test
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.types import Adjacency, Budget, Observer
 from dpfl.deploy.recorded_sites import site_games

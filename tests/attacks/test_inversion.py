@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpfl.attacks.inversion import (
+from dpfl.attacks.inverting.invert import VIEWS, Inversion, invert
+from dpfl.attacks.inverting.optimisation import (
     ALGORITHMS,
     Algorithm,
     Seen,
@@ -22,8 +23,7 @@ from dpfl.attacks.inversion import (
     mismatch,
     recovered_labels,
 )
-from dpfl.attacks.inverting import VIEWS, Inversion, invert
-from dpfl.attacks.similarity import matched, psnr, ssim
+from dpfl.attacks.inverting.similarity import matched, psnr, ssim
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, DataError
 from dpfl.core.layout import Layout
@@ -211,7 +211,7 @@ def test_what_cannot_be_inverted_is_refused_before_the_work_starts(
     regression = {**VALUES, "data": {"name": "diabetes"}, "model": {"name": "logistic"}}
     with pytest.raises(ConfigurationError, match="regression"):
         invert(regression, ["weiavg"], QUICK)
-    monkeypatch.setattr("dpfl.attacks.inverting._free_bytes", lambda: 1000.0)
+    monkeypatch.setattr("dpfl.attacks.inverting.invert._free_bytes", lambda: 1000.0)
     with pytest.raises(ConfigurationError, match="GiB"):
         invert(VALUES, ["weiavg"], QUICK)
     assert bytes_of_a_step(nn.Linear(10, 10), (10,), 1) > 4 * 110

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from dpfl.attacks import likelihood
-from dpfl.attacks.likelihood import Floats, Marks, Trials, likelihood_scores
+from dpfl.attacks.members import likelihood
+from dpfl.attacks.members.likelihood import Floats, Marks, Trials, likelihood_scores
 
 CONFIDENCE = 0.95
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from dpfl.attacks.claims import Claim, GaussianCurve, PointsCurve
-from dpfl.attacks.lower_bounds import (
+from dpfl.attacks.auditing.claims import Claim, GaussianCurve, PointsCurve
+from dpfl.attacks.auditing.lower_bounds import (
     Trials,
     canary_bounds,
     guesses_refute,

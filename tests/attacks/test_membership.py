@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch import nn
 
-from dpfl.attacks import members, membership
-from dpfl.attacks.membership_result import MembershipResult, View
+from dpfl.attacks import membership
+from dpfl.attacks.members import guess
+from dpfl.attacks.members.result import MembershipResult, View
+from dpfl.attacks.members.targets import ClientTargets, RecordTargets, Targets
 from dpfl.attacks.observation import Observation
-from dpfl.attacks.targets import ClientTargets, RecordTargets, Targets
 from dpfl.cli.main import run_command
 from dpfl.core import grid_noise
 from dpfl.core.errors import DpflError
@@ -79,11 +80,11 @@ def without_noise() -> AbstractContextManager[Any]:
 
 def targets_of(setup: Setup, count: int | None = None) -> Targets:
     with in_memory(setup) as prepared:
-        return members._targets(prepared, None, count)
+        return guess._targets(prepared, None, count)
 
 
 def played(setup: Setup, targets: Targets, *coins: bool) -> Observation:
-    return members._played(setup, targets, np.array(coins))
+    return guess._played(setup, targets, np.array(coins))
 
 
 def row(seen: Observation, client: str, round_: int = 0) -> torch.Tensor:
@@ -245,7 +246,7 @@ def test_statistics_rise_with_presence(view: View) -> None:
     targets = targets_of(setup, 4)
     with without_noise():
         seen = [played(setup, targets, *[coin] * 4) for coin in (True, False)]
-    there, gone = (members._statistics(targets, own, view) for own in seen)
+    there, gone = (guess._statistics(targets, own, view) for own in seen)
     assert (there > gone).all()
 
 
@@ -272,7 +273,7 @@ RECORDS, CLIENTS = setup_for("fedavg_dp", **PRIVATE), setup_for("udp_fedavg", **
 def test_what_cannot_be_asked_is_said_before_the_work_starts(
     code: int, words: str, ask: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members, "observe", lambda setup: pytest.fail("work has started"))
+    monkeypatch.setattr(guess, "observe", lambda setup: pytest.fail("work has started"))
     with pytest.raises(DpflError, match=words) as caught:
         ask()
     assert caught.value.exit_code == code

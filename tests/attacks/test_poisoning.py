@@ -19,11 +19,11 @@ import torch
 
 from dpfl import testing
 from dpfl.attacks import poison
-from dpfl.attacks.attacked_case import Case, dishonest_client
-from dpfl.attacks.defences import DEFENCES, defended, reliance
-from dpfl.attacks.dishonest import ATTACKS, Attack, Tampered, Trigger, make_attack
 from dpfl.attacks.observation import Observation, observe
-from dpfl.attacks.poison_results import Cell, Poisoning
+from dpfl.attacks.poisoning.case import Case, dishonest_client
+from dpfl.attacks.poisoning.defences import DEFENCES, defended, reliance
+from dpfl.attacks.poisoning.dishonest import ATTACKS, Attack, Tampered, Trigger, make_attack
+from dpfl.attacks.poisoning.results import Cell, Poisoning
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, DpflError, PrivacyRefusal
 from dpfl.core.types import Rows

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfl.attacks import faults
+from dpfl.attacks.auditing import faults
 from dpfl.cli.main import run_command
 
 SMALL = ["--canaries", "64", "--trials", "64", "--rounds", "1", "--adjacency", "zero_out"]

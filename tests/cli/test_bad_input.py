@@ -179,7 +179,7 @@ rounds = 1
         ("epsilon = 2.0", "epsilon = true", "[budgets] epsilon: True was given"),
         ("rounds = 1", "rounds = '1'", "[run] rounds: '1' was given; give a whole number"),
         ("rounds = 1", f"rounds = {'9' * 5000}", "holds a number of thousands of digits"),
-        ("lr = 0.1", "lr = 1979-05-27", "lr = datetime.date(1979, 5, 27); give a number"),
+        ("lr = 0.1", "lr = 1979-05-27", "lr: a date or time was given (1979-05-27)"),
         ("rounds = 1", 'rounds = 1\n"a\\nb" = 2', r"there is no key 'a\nb'"),
     ],
 )

@@ -16,16 +16,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpfl.attacks.auditing import audit as audit
-    from dpfl.attacks.inverting import invert as invert
-    from dpfl.attacks.members import membership as membership
-    from dpfl.attacks.poisoning import poison as poison
+    from dpfl.attacks.auditing.audit import audit as audit
+    from dpfl.attacks.inverting.invert import invert as invert
+    from dpfl.attacks.members.guess import membership as membership
+    from dpfl.attacks.poisoning.poison import poison as poison
 
 _HOMES = {
-    "audit": "auditing",
-    "invert": "inverting",
-    "membership": "members",
-    "poison": "poisoning",
+    "audit": "auditing.audit",
+    "invert": "inverting.invert",
+    "membership": "members.guess",
+    "poison": "poisoning.poison",
 }
 
 

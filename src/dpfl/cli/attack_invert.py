@@ -12,7 +12,7 @@ from dpfl.cli.attack_results import OUT, check_own_files, finish
 from dpfl.core.checks import check
 
 if TYPE_CHECKING:
-    from dpfl.attacks.inversion_result import InversionResult
+    from dpfl.attacks.inverting.result import InversionResult
 
 CLIENTS = 4
 """Clients of a data set that is shared out, unless they are counted."""
@@ -40,8 +40,8 @@ def invert(
     For instance: dpfl attack invert --dataset digits --model mlp --methods weiavg,udp_fedavg
     --delta 1e-5 --clip 1
     """
-    from dpfl.attacks.inverting import Inversion
-    from dpfl.attacks.inverting import invert as run
+    from dpfl.attacks.inverting.invert import Inversion
+    from dpfl.attacks.inverting.invert import invert as run
     from dpfl.report.inversion_page import inversion_page
 
     values = with_attack_defaults(asked.values())

@@ -18,7 +18,7 @@ from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 
 if TYPE_CHECKING:
-    from dpfl.attacks.membership_result import MembershipResult
+    from dpfl.attacks.members.result import MembershipResult
 
 _CLIENT = "Whose records are guessed (default: the first client's)."
 _TARGETS = "Records, or clients, that are guessed (default: up to 64)."

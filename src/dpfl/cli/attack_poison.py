@@ -17,7 +17,7 @@ from dpfl.cli.attack_results import OUT, finish
 from dpfl.cli.values import seeds_of
 
 if TYPE_CHECKING:
-    from dpfl.attacks.poison_results import Cell, Poisoning
+    from dpfl.attacks.poisoning.results import Cell, Poisoning
 
 _ATTACKS = "Attacks, separated by commas (default: all)."
 _DEFENCES = "Defences, separated by commas: none, clip, clip=NORM, krum, ... (default: all)."
@@ -44,9 +44,9 @@ def poison(
     For instance: dpfl attack poison examples/demo.toml --methods weiavg,robust_hdp --attacks
     sign_flip,label_flip --defences none,krum
     """
-    from dpfl.attacks.defences import DEFENCES
-    from dpfl.attacks.dishonest import ATTACKS
-    from dpfl.attacks.poisoning import poison as library
+    from dpfl.attacks.poisoning.defences import DEFENCES
+    from dpfl.attacks.poisoning.dishonest import ATTACKS
+    from dpfl.attacks.poisoning.poison import poison as library
     from dpfl.report.poison_page import poison_page
 
     values, numbers = asked.values(), seeds_of(seeds)
@@ -96,7 +96,7 @@ def show(found: Poisoning) -> None:
 
     A method's lines are grouped by defence; the first line of each is the run without an attack.
     """
-    from dpfl.attacks.poison_results import by_defence
+    from dpfl.attacks.poisoning.results import by_defence
     from dpfl.report import poison_words as said
 
     headings = ("defence", "attack", found.words.title, *said.HEADINGS)

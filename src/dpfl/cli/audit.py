@@ -14,9 +14,9 @@ from dpfl.core.checks import check, one_of
 from dpfl.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from dpfl.attacks.audit_plan import Audit
-    from dpfl.attacks.audit_result import AuditLine, AuditResult
-    from dpfl.attacks.auditing import MakeGames
+    from dpfl.attacks.auditing.audit import MakeGames
+    from dpfl.attacks.auditing.plan import Audit
+    from dpfl.attacks.auditing.result import AuditLine, AuditResult
 
 _LEGEND = """\
 claimed: upper bound by the accountant; audited: the largest lower bound that holds for any \
@@ -50,9 +50,9 @@ def audit(
 
     For instance: dpfl audit weiavg udp_fedavg --controls 5
     """
-    from dpfl.attacks.audit_plan import games
-    from dpfl.attacks.auditing import audit as run
-    from dpfl.attacks.auditing import estimate
+    from dpfl.attacks.auditing.audit import audit as run
+    from dpfl.attacks.auditing.audit import estimate
+    from dpfl.attacks.auditing.plan import games
     from dpfl.cli.values import number
     from dpfl.core.errors import PrivacyRefusal
     from dpfl.core.types import Budget
@@ -102,7 +102,7 @@ def audit(
 
 def _planned(adjacency: str, **sizes: Any) -> Audit:
     """The audit of these readings and sizes."""
-    from dpfl.attacks.audit_plan import READINGS, Audit
+    from dpfl.attacks.auditing.plan import READINGS, Audit
 
     one_of("--adjacency", ("both", *READINGS), adjacency=adjacency)
     readings = [one for one in READINGS if adjacency in ("both", one)]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfl.attacks.probes import Floats
+from dpfl.attacks.auditing.probes import Floats
 from dpfl.core.promise import Promise
 from dpfl.core.types import Budget, Observer, Plain
 from dpfl.deploy.example import pin_identities

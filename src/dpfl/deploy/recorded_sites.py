@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, normalize
 
-from dpfl.attacks.audit_plan import Audit
-from dpfl.attacks.canaries import FILLERS, Bools, Game
+from dpfl.attacks.auditing.canaries import FILLERS, Bools, Game
+from dpfl.attacks.auditing.plan import Audit
+from dpfl.attacks.auditing.probes import Floats
 from dpfl.attacks.observation import ObservedRound, Transcript
-from dpfl.attacks.probes import Floats
 from dpfl.core.checks import check
 from dpfl.core.layout import Layout
 from dpfl.core.types import Adjacency, Observer, Plain, State

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from dpfl.attacks.audit_result import AuditLine, AuditResult
+from dpfl.attacks.auditing.result import AuditLine, AuditResult
 from dpfl.privacy.accountant import shown
 from dpfl.report.attack_page import Section, Table, attack_page
 from dpfl.report.charts import Chart, Series

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dpfl.attacks.inversion_result import InversionCase, InversionResult
+from dpfl.attacks.inverting.result import InversionCase, InversionResult
 from dpfl.core.types import Observer
 from dpfl.privacy.accountant import shown
 from dpfl.report import words

@@ -4,7 +4,7 @@ There is one section for each view that was attacked. Sentences and rows are als
 line prints, so that both say the same.
 """
 
-from dpfl.attacks.membership_result import (
+from dpfl.attacks.members.result import (
     ATTACKS,
     VIEWS,
     Measured,

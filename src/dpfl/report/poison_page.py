@@ -6,7 +6,7 @@ Figures show means over seeds; spreads are in the tables. The sentences are in `
 import statistics
 from collections.abc import Sequence
 
-from dpfl.attacks.poison_results import Cell, Poisoning, by_defence
+from dpfl.attacks.poisoning.results import Cell, Poisoning, by_defence
 from dpfl.report import poison_words as said
 from dpfl.report.attack_page import Section, Table, attack_page
 from dpfl.report.charts import Chart, Series

@@ -6,7 +6,7 @@ Every epsilon is said to be about a unit, an adjacency and an adversary, and rou
 import statistics
 from collections.abc import Sequence
 
-from dpfl.attacks.poison_results import AttackedMethod, Cell, Poisoning
+from dpfl.attacks.poisoning.results import AttackedMethod, Cell, Poisoning
 from dpfl.privacy.accountant import shown
 from dpfl.tasks import MetricWords
 

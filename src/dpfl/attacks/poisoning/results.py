@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from dpfl.attacks.defences import Reliance
+from dpfl.attacks.poisoning.defences import Reliance
 from dpfl.core.types import Plain
 from dpfl.tasks import MetricWords
 

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import beta, binom
 
-from dpfl.attacks.claims import Claim, Curve
+from dpfl.attacks.auditing.claims import Claim, Curve
 
 Floats = NDArray[np.float64]
 SHARES = (0.02, 0.05, 0.15, 0.5, 1.0)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpfl.attacks.likelihood import Trials
-from dpfl.attacks.membership_result import ClaimedBound, Measured, View
+from dpfl.attacks.members.likelihood import Trials
+from dpfl.attacks.members.result import ClaimedBound, Measured, View
 from dpfl.attacks.observation import Observation
 from dpfl.core.types import Observer
 from dpfl.privacy.accountant import spend

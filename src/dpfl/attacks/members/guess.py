@@ -21,17 +21,17 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from dpfl.attacks.likelihood import Floats, Marks, Trials, likelihood_scores
-from dpfl.attacks.membership_bounds import claimed_bound, figures_of
-from dpfl.attacks.membership_result import (
+from dpfl.attacks.members.bounds import claimed_bound, figures_of
+from dpfl.attacks.members.likelihood import Floats, Marks, Trials, likelihood_scores
+from dpfl.attacks.members.result import (
     ATTACKS,
     ClaimedBound,
     MembershipCurve,
     MembershipResult,
     View,
 )
+from dpfl.attacks.members.targets import ClientTargets, RecordTargets, Targets
 from dpfl.attacks.observation import Observation, observe
-from dpfl.attacks.targets import ClientTargets, RecordTargets, Targets
 from dpfl.core.checks import check, is_number, whole_number
 from dpfl.core.errors import DataError, did_you_mean
 from dpfl.core.types import Observer

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dpfl.attacks.canaries import FILLERS, Game
-from dpfl.attacks.lower_bounds import one_run_epsilon
-from dpfl.attacks.probes import Probe
+from dpfl.attacks.auditing.canaries import FILLERS, Game
+from dpfl.attacks.auditing.lower_bounds import one_run_epsilon
+from dpfl.attacks.auditing.probes import Probe
 from dpfl.core.checks import check, share, whole_number
 from dpfl.core.types import Adjacency, Budget, Observer, Plain
 from dpfl.privacy.flags import Flag

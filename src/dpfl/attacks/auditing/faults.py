@@ -17,11 +17,11 @@ from unittest.mock import patch
 import numpy as np
 from torch import Tensor
 
-from dpfl.attacks.audit_plan import Audit, games
-from dpfl.attacks.audit_result import AuditLine, ControlResult
-from dpfl.attacks.auditing import MakeGames, Misstate, Progress, audit_lines
-from dpfl.attacks.canaries import Game
-from dpfl.attacks.claims import Claim
+from dpfl.attacks.auditing.audit import MakeGames, Misstate, Progress, audit_lines
+from dpfl.attacks.auditing.canaries import Game
+from dpfl.attacks.auditing.claims import Claim
+from dpfl.attacks.auditing.plan import Audit, games
+from dpfl.attacks.auditing.result import AuditLine, ControlResult
 from dpfl.attacks.observation import Transcript
 from dpfl.core import grid_noise, random
 from dpfl.core.types import Budget, Observer, Plain

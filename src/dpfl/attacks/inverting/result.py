@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dpfl.attacks.inversion import Algorithm
+from dpfl.attacks.inverting.optimisation import Algorithm
 from dpfl.core.promise import Promise
 
 

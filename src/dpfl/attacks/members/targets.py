@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpfl.attacks.evidence import (
+from dpfl.attacks.members.evidence import (
     Detector,
     arrived,
     batch_of,

@@ -1,12 +1,12 @@
 """The game of an audit: canaries that are there or not, and what an adversary sees of each.
 
 Canaries are units whose contribution is as large as it can be, in directions of their own
-(:mod:`dpfl.attacks.probes`). A fair coin decides for each whether it is there (zero-out), or
-whether it is e_j or -e_j (replace-one). What is seen of it are *sources*: one number in every round
-and release, its coordinate of the victim's row, of the sum, or of the published model. The score is
-the likelihood ratio of Gaussian sources: each is weighted by its signal over its variance. Both are
-learned by playing the game twice on paper, under the same made-up noise, with all canaries and with
-none.
+(:mod:`dpfl.attacks.auditing.probes`). A fair coin decides for each whether it is there (zero-out),
+or whether it is e_j or -e_j (replace-one). What is seen of it are *sources*: one number in every
+round and release, its coordinate of the victim's row, of the sum, or of the published model. The
+score is the likelihood ratio of Gaussian sources: each is weighted by its signal over its variance.
+Both are learned by playing the game twice on paper, under the same made-up noise, with all canaries
+and with none.
 """
 
 from __future__ import annotations
@@ -20,10 +20,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfl.attacks.claims import Claim
-from dpfl.attacks.lower_bounds import Trials
+from dpfl.attacks.auditing.claims import Claim
+from dpfl.attacks.auditing.lower_bounds import Trials
+from dpfl.attacks.auditing.probes import (
+    PARTS,
+    Floats,
+    Probe,
+    build_probe,
+    canary_federation,
+    coordinates,
+)
 from dpfl.attacks.observation import Transcript, observe
-from dpfl.attacks.probes import PARTS, Floats, Probe, build_probe, canary_federation, coordinates
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Adjacency, Budget, Observer, Rows, State
 from dpfl.sim.opening import Setup

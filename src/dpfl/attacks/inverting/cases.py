@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from dpfl.attacks.inversion import Seen
+from dpfl.attacks.inverting.optimisation import Seen
+from dpfl.attacks.inverting.victim import Victim
 from dpfl.attacks.observation import Observation, observe
-from dpfl.attacks.victim import Victim
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.promise import Promise

@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from dpfl.attacks.audit_plan import TESTS, Audit, adversaries, check_audited, games
-from dpfl.attacks.audit_result import AuditLine, AuditResult, ControlResult
-from dpfl.attacks.canaries import Bools, Game, Scorer
-from dpfl.attacks.claims import Claim
-from dpfl.attacks.lower_bounds import (
+from dpfl.attacks.auditing.canaries import Bools, Game, Scorer
+from dpfl.attacks.auditing.claims import Claim
+from dpfl.attacks.auditing.lower_bounds import (
     LowerBound,
     Trials,
     canary_bounds,
     repeated_bounds,
     separation,
 )
+from dpfl.attacks.auditing.plan import TESTS, Audit, adversaries, check_audited, games
+from dpfl.attacks.auditing.result import AuditLine, AuditResult, ControlResult
+from dpfl.attacks.auditing.support import NOT_RUN, support_test
 from dpfl.attacks.observation import Transcript
-from dpfl.attacks.support import NOT_RUN, support_test
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Adjacency, Observer
 from dpfl.methods import find
@@ -56,14 +56,14 @@ def audit(
     """Audit methods by name, each against every adversary it claims anything against.
 
     ``controls`` is how often each deliberate fault is put into each method, to see how often the
-    tests catch it. ``make`` makes the games: :func:`~dpfl.attacks.audit_plan.games` those of the
+    tests catch it. ``make`` makes the games: :func:`~dpfl.attacks.auditing.plan.games` those of the
     simulator, :func:`dpfl.deploy.recorded_sites.site_games` those of real sites and their messages.
 
     >>> found = audit(["fedavg_dp"], Audit(canaries=60, trials=64, rounds=1, seed=1))
     >>> [line.refuted for line in found.lines]
     [False, False]
     """
-    from dpfl.attacks.faults import caught_in
+    from dpfl.attacks.auditing.faults import caught_in
 
     how, began = how or Audit(), time.perf_counter()
     found: list[AuditLine] = []

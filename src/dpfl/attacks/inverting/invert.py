@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dpfl.attacks.inversion import (
+from dpfl.attacks.inverting.cases import Case, cases_of, seen_by
+from dpfl.attacks.inverting.optimisation import (
     ALGORITHMS,
     Algorithm,
     Seen,
@@ -25,10 +26,9 @@ from dpfl.attacks.inversion import (
     invert_gradient,
     seconds_of_a_step,
 )
-from dpfl.attacks.inversion_cases import Case, cases_of, seen_by
-from dpfl.attacks.inversion_result import InversionCase, InversionResult
-from dpfl.attacks.similarity import matched, psnr, ssim
-from dpfl.attacks.victim import Victim
+from dpfl.attacks.inverting.result import InversionCase, InversionResult
+from dpfl.attacks.inverting.similarity import matched, psnr, ssim
+from dpfl.attacks.inverting.victim import Victim
 from dpfl.core.checks import check, one_of, whole_number
 from dpfl.core.types import Plain
 from dpfl.engine.process import one_thread

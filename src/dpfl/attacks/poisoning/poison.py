@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from dpfl.attacks.attacked_case import Case
-from dpfl.attacks.defences import DEFENCES, check_defence, defended, reliance
-from dpfl.attacks.dishonest import ATTACKS, Attack, make_attack
-from dpfl.attacks.poison_results import AttackedMethod, Cell, PoisonedRun, Poisoning
+from dpfl.attacks.poisoning.case import Case
+from dpfl.attacks.poisoning.defences import DEFENCES, check_defence, defended, reliance
+from dpfl.attacks.poisoning.dishonest import ATTACKS, Attack, make_attack
+from dpfl.attacks.poisoning.results import AttackedMethod, Cell, PoisonedRun, Poisoning
 from dpfl.core.checks import check
 from dpfl.core.errors import DpflError
 from dpfl.core.types import Plain
@@ -51,10 +51,10 @@ def poison(
     Args:
         base: An experiment as plain values, as :func:`dpfl.experiments.compare.compare` takes it.
         methods: Names of methods. One whose clients upload nothing is left out, with a sentence.
-        attacks: Names of :data:`~dpfl.attacks.dishonest.ATTACKS`. "none" is always run: the others
-            are measured against it.
-        defences: Names of :data:`~dpfl.attacks.defences.DEFENCES`. One that a method cannot have
-            is left out for it, with a sentence.
+        attacks: Names of :data:`.dishonest.ATTACKS`. "none" is always run: the others are measured
+            against it.
+        defences: Names of :data:`.defences.DEFENCES`. One that a method cannot have is left out for
+            it, with a sentence.
         client: The dishonest client; left out, the one with the largest budget of each seed.
         factor: By what updates are multiplied (negated for a sign flip), and claims of epsilon.
         seeds: Seeds of the runs, paired over everything else.

@@ -17,8 +17,8 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from dpfl.attacks.dishonest import Attack, Tampered, Trigger
-from dpfl.attacks.poison_results import DishonestClient, PoisonedRun
+from dpfl.attacks.poisoning.dishonest import Attack, Tampered, Trigger
+from dpfl.attacks.poisoning.results import DishonestClient, PoisonedRun
 from dpfl.core.checks import check
 from dpfl.core.errors import did_you_mean
 from dpfl.core.layout import Layout

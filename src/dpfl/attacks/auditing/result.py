@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dpfl.attacks.lower_bounds import LowerBound
-from dpfl.attacks.support import HOLDS
+from dpfl.attacks.auditing.lower_bounds import LowerBound
+from dpfl.attacks.auditing.support import HOLDS
 from dpfl.core.promise import Promise
 from dpfl.core.types import Adjacency
 

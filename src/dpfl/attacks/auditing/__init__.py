@@ -1,0 +1,1 @@
+"""Lower bounds on epsilon, with confidence, beside what is claimed."""

@@ -1,0 +1,1 @@
+"""Records reconstructed from what leaves a client."""

@@ -1,0 +1,1 @@
+"""Who was trained on, guessed from the model or from the transcript."""

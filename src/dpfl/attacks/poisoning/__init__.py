@@ -1,0 +1,1 @@
+"""What one dishonest client can do to the model, and to the others."""
