@@ -36,6 +36,7 @@ from dpfl.report.poison_page import poison_page
 from dpfl.report.poison_words import warnings
 from dpfl.report.rendering import render
 from dpfl.rounds.codec import decode_integers, decode_upload
+from dpfl.rounds.release import combined
 from dpfl.runs.experiment import Experiment, for_method
 from dpfl.sim.experiment import setup_of
 from dpfl.testing.fixtures import LAYOUT, cohort
@@ -152,6 +153,26 @@ def test_a_client_that_is_silent_stays_silent_and_one_that_is_honest_is_not_touc
     silent = [replace(uplink, payload=None, reason="asleep") for uplink in one.uplinks]
     tampered = Tampered(**own, client="client-2", factor=5.0)
     assert list(tampered(one.state, one.plan, silent)) == silent
+
+
+def test_an_answer_to_a_release_counts_for_what_it_claims_to_add_up_at_most() -> None:
+    """Honest answers stay as they are, bit for bit."""
+    observed = seen("preconditioned")
+    (one, *_), cohort = observed.releases, observed.training[0].plan.cohort
+    answers = observed.released_view(one)
+    assert isinstance(answers, dict)
+
+    def buffer(**changed: torch.Tensor) -> torch.Tensor:
+        state, _ = combined(observed.agreement, one.state, cohort, {**answers, **changed})
+        (value,) = state.buffers.values()
+        return value
+
+    honest = observed.training[0].state.buffers
+    assert torch.equal(buffer(), honest[next(iter(honest))])
+    ten, thousand = (buffer(**{WORST: times * answers[WORST]}) for times in (10.0, 1000.0))
+    assert torch.allclose(ten, thousand, rtol=1e-4)
+    assert not torch.allclose(ten, buffer())
+    assert torch.linalg.vector_norm(thousand) < 20  # a mean of records whose norm is 1, and noise
 
 
 # ---- records and claims --------------------------------------------------------------------------

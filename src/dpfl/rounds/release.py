@@ -28,6 +28,7 @@ from dpfl.rounds.enrol import Agreement
 from dpfl.rounds.members import Member
 
 _AT_ONCE = 4096  # records that pass through the model together
+_DEVIATIONS = 6.0  # |z| > sqrt(d) + t has a probability of exp(-t^2 / 2) at most
 
 
 def buffer_shapes(model: nn.Module, releases: tuple[Release, ...]) -> dict[str, Shape]:
@@ -115,16 +116,19 @@ def combined(
     """The state with the buffer that the answers make.
 
     Answers count by how precise they are, (records / noise)^2, as far as claims tell; a false claim
-    moves the buffer, never what anyone is charged.
+    moves the buffer, never what anyone is charged. One that is longer than what it claims to add up
+    can be is scaled down to that.
     """
     precision = {client: _precision(cohort.claims[client]) for client in messages}
     total, variance = sum(precision.values()), 0.0
+    bound = agreement.strategy.releases[state.round].bound
     mean = torch.zeros(agreement.terms.releases[state.round][1], dtype=torch.float64)
     for client, message in sorted(messages.items()):
         share = precision[client] / total if total > 0 else 1 / len(messages)
         units = _units(agreement, cohort.claims[client])
-        mean += share * message.to(torch.float64) / units
         noise = _claimed_noise(agreement, state.round, client, cohort.claims[client])
+        longest = bound * (units + noise * (math.sqrt(len(message)) + _DEVIATIONS))
+        mean += share * clipping.clip(message.to(torch.float64), longest) / units
         variance += (share * noise / units) ** 2 if share else 0.0
     return _written(agreement, state, mean, len(messages), math.sqrt(variance))
 
