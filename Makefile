@@ -22,7 +22,7 @@ help:
 	@echo "make test   set up for development and run all tests, style and type checks"
 	@echo "make lint   style, types and import contracts only"
 	@echo "make nightly  what takes long: more examples for every law, coverage, a wheel in an empty environment"
-	@echo "make audit  lower bounds on what every method reveals, and how often deliberate faults are caught (about half an hour)"
+	@echo "make audit  lower bounds on what every method reveals, and how often deliberate faults are caught (about an hour)"
 	@echo "make fuzz   mangled files and messages at every door (MINUTES=10)"
 	@echo "make bench  measure against Opacus, pfl and Flower (about an hour; BENCH=--quick to see that it runs)"
 	@echo "make bench-kills, bench-sites, bench-port  random kills of a real federation; many sites; strangers at the port (minutes)"
@@ -59,7 +59,8 @@ nightly: $(DEVELOP)
 
 audit: $(DEVELOP)
 	$(BIN)/dpfl audit --all --out runs/audit
-	$(BIN)/dpfl audit weiavg robust_hdp --sites --out runs/audit-sites
+	$(BIN)/dpfl audit --all --sites --canaries 320 --trials 120 --out runs/audit-sites
+	$(BIN)/dpfl audit weiavg --sites --canaries 320 --trials 240 --adjacency zero_out --controls $(CONTROLS) --out runs/audit-site-controls
 	$(BIN)/dpfl audit weiavg udp_fedavg preconditioned --adjacency zero_out --controls $(CONTROLS) --out runs/audit-controls
 
 bench: $(DEVELOP)
