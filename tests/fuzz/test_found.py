@@ -17,15 +17,17 @@ from pyarrow import parquet
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from dpfl.core.errors import ConfigurationError, DpflError
+from dpfl.core.errors import ConfigurationError, DpflError, PeerError
 from dpfl.core.files import parsed
 from dpfl.core.types import ClientSettings
 from dpfl.data.schema import Schema
 from dpfl.data.tables import read_file
 from dpfl.deploy.connections import NODES, registered_keys
 from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile
+from dpfl.deploy.messages import Message
 from dpfl.deploy.opened import OPENED, OpenedRound
 from dpfl.deploy.records import LoadedSite
+from dpfl.deploy.sum_phases import KEYS, SHARES, SURVIVORS, UNMASK
 from dpfl.deploy.summary import StudyStatus
 from dpfl.experiments.results import StudyResult
 from dpfl.models.pretrained import read_weights
@@ -41,6 +43,7 @@ from tests.fuzz.doors import GIVEN, command, enter, fresh
 from tests.fuzz.ledgers import read_tables, schema_of, write_tables
 from tests.fuzz.mutations import as_toml
 from tests.fuzz.test_files import BASE, CENTRAL, METHOD, SITE, STUDY, written
+from tests.fuzz.test_messages import site_answers
 
 LONG = 10**400
 
@@ -300,3 +303,16 @@ def test_files_of_a_server_of_another_type_are_refused() -> None:
     refused(lambda: registered_keys(folder))
     change_lines(folder / "timings.jsonl", "0.seconds", {"a": "x"})
     refused(lambda: StudyStatus.of(folder))
+
+
+# -- sites -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, [], 7, "x"], ids=repr)
+def test_phases_of_a_secure_sum_without_their_content_are_refused(value: Any) -> None:
+    asked = [one for one in examples.sum_messages() if one[1].header["kind"] == "sum"]
+    assert {message.header["phase"] for _, message in asked} == {KEYS, SHARES, SURVIVORS, UNMASK}
+    for before, message in asked:
+        header = {**message.header, "sum": value}
+        answer = site_answers(fresh(before), Message(header=header, payload=message.payload))
+        assert answer.header["code"] == PeerError.exit_code

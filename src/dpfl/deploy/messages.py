@@ -113,12 +113,15 @@ def read_header(text: str) -> Plain:
     return dict(header)
 
 
+_UNREADABLE = KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError
+
+
 @contextmanager
 def readable(where: str) -> Iterator[None]:
     """Turn whatever goes wrong while a header is read into the peer's mistake."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise PeerError(where, f"cannot be read ({error})", SAME_VERSION) from error
 
 
