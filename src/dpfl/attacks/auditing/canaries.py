@@ -5,8 +5,8 @@ Canaries are units whose contribution is as large as it can be, in directions of
 or whether it is e_j or -e_j (replace-one). What is seen of it are *sources*: one number in every
 round and release, its coordinate of the victim's row, of the sum, or of the published model. The
 score is the likelihood ratio of Gaussian sources: each is weighted by its signal over its variance.
-Both are learned by playing the game twice on paper, under the same made-up noise, with all canaries
-and with none.
+Both are learned by playing the game twice on paper, under the same made-up noise, with one half of
+the canaries and with the other.
 """
 
 from __future__ import annotations
@@ -184,9 +184,10 @@ class Scorer:
     @classmethod
     def learn(cls, game: Game, seed: int) -> Scorer:
         """Learn signal and spread of every source on paper, under made-up noise."""
-        nobody = np.zeros(game.canaries, dtype=bool)
-        absent = game.sources(game.play(nobody, seed))
-        signal = (game.sources(game.play(~nobody, seed)) - absent).mean(axis=1)
+        there = np.arange(game.canaries) % 2 == 0
+        seen, swapped = (game.sources(game.play(own, seed)) for own in (there, ~there))
+        signal = ((seen - swapped) * np.where(there, 1, -1)).mean(axis=1)
+        absent = swapped[:, there]
         spread = np.maximum(absent.var(axis=1), 1e-12 * signal**2 + 1e-300)  # never without noise
         return cls(weights=signal / spread)
 
