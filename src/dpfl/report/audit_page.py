@@ -14,6 +14,12 @@ _GAME = (
     "has (replace-one). The auditor sees what the adversary sees of all releases and rounds, and "
     "guesses the coins."
 )
+_SIMULATED = "Clients are simulated, by the functions that real sites call."
+_SITES = (
+    "Clients are real sites with folders, policies and ledgers of their own, in one process: what "
+    "the adversary sees are the bytes of their answers, or what the server made of them, and the "
+    "claim is that of a site's own ledger."
+)
 _TESTS = (
     "Canaries: many of them in few runs (Steinke, Nasr, Jagielski 2023), and the same for the "
     "whole trade-off curve of the claim (Mahloujifar, Melis, Chaudhuri 2024). Repeated runs: "
@@ -36,9 +42,13 @@ def audit_page(found: AuditResult) -> Page:
         f"REFUTED: the claim of {line.method} ({line.promise}, {line.reading} reading)."
         for line in found.refuted
     ]
+    confidence = (
+        "Claims are per unit, against the adversary and under the adjacency of their line. All "
+        f"bounds of a line hold together with confidence {found.confidence:g}."
+    )
     outcome = Section(
         title="Claims and audits",
-        sentences=(_GAME, f"All bounds of a line hold with confidence {found.confidence:g}."),
+        sentences=(_GAME, _SIMULATED if found.simulated else _SITES, confidence),
         table=_lines(found.lines),
         charts=_charts(found.lines),
     )
@@ -64,8 +74,9 @@ def _lines(lines: tuple[AuditLine, ...]) -> Table:
     rows = [
         (
             line.method,
-            str(line.promise),
-            str(line.reading),
+            str(line.promise.unit),
+            line.promise.adversary,
+            _reading(line),
             shown(line.claimed),
             *(f"{bound.epsilon:.2f}" for bound in line.bounds),
             f"{line.gap:.2f}",
@@ -74,8 +85,14 @@ def _lines(lines: tuple[AuditLine, ...]) -> Table:
         )
         for line in lines
     ]
-    headings = ("method", "the claim is", "reading", "claimed", *tests, "gap", "reach", "support")
-    return Table(headings=headings, rows=rows, names=3)
+    headings = ("method", "unit", "adversary", "adjacency", "claimed", *tests)
+    return Table(headings=(*headings, "gap", "reach", "support"), rows=rows, names=4)
+
+
+def _reading(line: AuditLine) -> str:
+    """What the coins decided, and the adjacency of the claim where it has a bound under another."""
+    own = line.promise.adjacency
+    return str(line.reading) if own == line.reading else f"{line.reading} (claim: {own})"
 
 
 def _charts(lines: tuple[AuditLine, ...]) -> list[Chart]:
