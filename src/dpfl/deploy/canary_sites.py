@@ -4,8 +4,9 @@ The model is a logistic regression, a small network for methods that split a mod
 head that a method brings along. A canary is a record LONG e_j, whose gradient is clipped; what is
 looked at are the weights of the first layer that multiply its j-th number. A canary that is not
 there is a record of zeros, whose gradient is zero in all of them: no further apart than under
-zero-out. A client whose presence is guessed has canaries alone, or zeros alone. The models of heads
-centre every record, so that zeros count: there canaries are e_j or -e_j only.
+zero-out, unless a method mixes these weights with others before it publishes anything. A client
+whose presence is guessed has canaries alone, or zeros alone. The models of heads centre every
+record, so that zeros count: there canaries are e_j or -e_j only.
 """
 
 from collections.abc import Sequence

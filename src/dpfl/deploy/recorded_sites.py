@@ -202,7 +202,7 @@ def site_games(
     check(not head or reading is Adjacency.REPLACE_ONE, where, problem, remedy)
     settings = how.settings_of(method)
     clients = not strategy.unit.of_data
-    slow = {k: own for k, own in (_OF_CLIENTS if clients else _OF_RECORDS).items() if k in settings}
+    slow = {**(_OF_CLIENTS if clients else _OF_RECORDS), **how.settings}
     many = SiteGame(
         strategy=strategy,
         probe="head" if head else "layered" if layered else "linear",
@@ -214,7 +214,7 @@ def site_games(
         apart=clients,
         fillers=FILLERS,
         method=method,
-        settings={**settings, **slow, **how.settings},
+        settings={name: slow.get(name, own) for name, own in settings.items()},
     )
     few = replace(many, apart=True, canaries=1)
     return many, replace(few, canaries=SITES if few.own_rows and not head else 1)
