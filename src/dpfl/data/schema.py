@@ -252,10 +252,9 @@ class Schema:
     def read(cls, path: Path | str) -> Schema:
         """Read a schema from a TOML file."""
         try:
-            values = tomllib.loads(text_of(Path(path)))
+            return cls.from_dict(tomllib.loads(text_of(Path(path))), str(path))
         except OSError as error:
             problem = f"cannot be read ({error.strerror})"
             raise ConfigurationError(str(path), problem, "check the path") from error
         except (ValueError, RecursionError) as error:  # or a number of thousands of digits
             raise ConfigurationError(str(path), f"is not TOML ({error})", "fix it") from error
-        return cls.from_dict(values, str(path))

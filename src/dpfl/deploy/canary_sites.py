@@ -89,21 +89,14 @@ class CanarySites:
         own = self.folder / name
         own.mkdir()
         world = self.promise.observer is not Observer.SERVER
+        about = {"unit": str(self.promise.unit), "observer": "world" if world else "server"}
+        limits = {"epsilon": epsilon, "delta": self.budget.delta, "filter": "allotments"}
+        accepted = {"trust_server": world, "allow_seeded": self.study.seeded}
         values: Plain = {
             "site": {"id": name},
             "data": {"file": _RECORDS, "classes": 2},
-            "budget": {
-                "epsilon": epsilon,
-                "delta": self.budget.delta,
-                "unit": str(self.promise.unit),
-                "observer": "world" if world else "server",
-                "filter": "allotments",
-            },
-            "policy": {
-                "least_noise_multiplier": 0.0,
-                "trust_server": world,
-                "allow_seeded": self.study.seeded,
-            },
+            "budget": {**limits, **about},
+            "policy": {"least_noise_multiplier": 0.0, **accepted},
         }
         (own / SITE_FILE).write_text(SiteFile.from_dict(values).to_toml())
         Site(own).prepare()

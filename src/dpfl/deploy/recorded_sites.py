@@ -8,10 +8,11 @@ read from the site's own ledger. Nothing outside that folder is touched, and no 
 
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from dpfl.deploy.in_process_grid import InProcessGrid
 from dpfl.deploy.transport import Transport
 from dpfl.plugs.base import Participant
 from dpfl.privacy.events import History
-from dpfl.rounds import Agreement, Plan, Run, SumOfUploads, Uplink, close_round
+from dpfl.rounds import close_round
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.deployment import StudyFile
 from dpfl.strategy import Strategy
@@ -44,6 +45,11 @@ RECORDS, SITES = 160, 12
 
 _LEAST_SIZE = 64  # numbers of a record: weights are small at first, and no canary is certain
 _MOST_RUNS, _MOST_HEAD_RUNS = 30, 6  # a study takes seconds
+_MODELS: dict[str, Plain] = {
+    "linear": {"name": "logistic"},
+    "layered": {"name": "mlp", "hidden": 8},
+    "head": {"features": "pixels"},
+}
 # Models that hardly move: canaries stay as long as they can be, before and after clipping.
 _OF_RECORDS, _OF_CLIENTS = {"lr": 1e-3}, {"lr": 1e-2, "clip": 1e-3}
 
@@ -53,24 +59,14 @@ class RecordingCoordinator(Coordinator):
 
     transcript: Transcript | None = None
 
-    def _close(
-        self,
-        agreement: Agreement,
-        state: State,
-        plan: Plan,
-        uplinks: Sequence[Uplink],
-        run: Run,
-        *,
-        total: SumOfUploads | None = None,
-    ) -> tuple[State, RoundRecord]:
+    def _close(self, *got: Any, **total: Any) -> tuple[State, RoundRecord]:
+        agreement, state, plan, uplinks, run = got
         if self.transcript is None:
             self.transcript = Transcript(agreement=agreement, run=run, final=state)
-        sent = tuple(uplinks)
-        seen = ObservedRound(state=state, plan=plan, uplinks=sent, total=total)
+        seen = ObservedRound(state=state, plan=plan, uplinks=tuple(uplinks), **total)
         self.transcript.rounds.append(seen)
-        after, record = close_round(agreement, state, plan, sent, run, total=total)
-        self.transcript.final = after
-        return after, record
+        self.transcript.final, record = close_round(*got, **total)
+        return self.transcript.final, record
 
 
 @dataclass(kw_only=True, eq=False)
@@ -135,14 +131,8 @@ class SiteGame(Game):
             problem, remedy = "no site answered", "look for the reason with dpfl deploy example"
             check(seen is not None, "audit", problem, remedy)
             assert seen is not None
-            return StudyTranscript(
-                agreement=seen.agreement,
-                run=seen.run,
-                final=seen.final,
-                rounds=seen.rounds,
-                victim=sites.participant(first),
-                charged=sites.histories(first),
-            )
+            victim, charged = sites.participant(first), sites.histories(first)
+            return StudyTranscript(**vars(seen), victim=victim, charged=charged)
 
     @property
     def _fillers(self) -> list[str]:
@@ -152,19 +142,12 @@ class SiteGame(Game):
         """The study that is offered to the sites."""
         sites = [*self.clients, *self._fillers]
         about = {"name": "audit", "sites": sites, "feature_shape": [self.size], "classes": 2}
-        run = {"round_timeout": 60.0, "enrol_timeout": 5.0, "rounds": self.rounds}
+        run: Plain = {"round_timeout": 60.0, "enrol_timeout": 5.0, "rounds": self.rounds}
         noise = {} if seed is None else {"noise": "seeded", "seed": seed}
-        model: Plain = {"features": "pixels"} if self.probe == "head" else {"name": "logistic"}
-        if self.probe == "layered":
-            model = {"name": "mlp", "hidden": 8}
-        return StudyFile.from_dict(
-            {
-                "study": about,
-                "model": model,
-                "method": {"name": self.method.name, **self.settings},
-                "run": {key: own for key, own in {**run, **noise}.items() if own is not None},
-            }
-        )
+        method: Plain = {"name": self.method.name, **self.settings}
+        run = {key: own for key, own in {**run, **noise}.items() if own is not None}
+        model = _MODELS[self.probe]
+        return StudyFile.from_dict({"study": about, "model": model, "method": method, "run": run})
 
     # -- what is seen ------------------------------------------------------------------------------
 

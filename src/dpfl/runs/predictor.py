@@ -172,11 +172,12 @@ def read_records(path: Path, predictor: Predictor, drop: tuple[str, ...] = ()) -
     ``path`` is the file; a model with a schema takes its columns by name. Without one, the file's
     columns but for those in ``drop`` are the features, in their order.
     """
-    readers = {".csv": _csv_columns, ".parquet": _parquet_columns}
     kind, remedy = path.suffix.lower(), "name the file so"
-    check(kind in readers, str(path), "is neither .csv nor .parquet", remedy, DataError)
+    check(
+        kind in (".csv", ".parquet"), str(path), "is neither .csv nor .parquet", remedy, DataError
+    )
     check(path.is_file(), str(path), "is not there", "check the path", DataError)
-    columns = readers[kind](path)
+    columns = _csv_columns(path) if kind == ".csv" else arrow_table(path).to_pydict()
     for name in drop:
         problem, near = f"has no column '{name}'", f"its columns are {', '.join(columns)}"
         check(columns.pop(name, None) is not None, str(path), problem, near, DataError)
@@ -199,7 +200,7 @@ def _numbers(path: Path, name: str, cells: list[Any]) -> np.ndarray:
         value = math.nan
         with suppress(TypeError, ValueError, OverflowError):
             value = float(cell)
-        problem = f"record {row + 1} has {cell!r} in '{name}', which is no finite number"
+        problem = f"record {row + 1} has {cell!r} in '{name}', which is not a number"
         good = abs(value) <= _LARGEST  # what is not a number is not, either
         check(good, str(path), problem, "fill or drop missing values first", DataError)
         found[row] = value
@@ -219,8 +220,3 @@ def _csv_columns(path: Path) -> dict[str, list[Any]]:
         check(len(row) == len(rows[0]), str(path), problem, remedy, DataError)
     cells = [[cell.strip() or None for cell in column] for column in zip(*rows[1:], strict=True)]
     return dict(zip(rows[0], cells or [[] for _ in rows[0]], strict=True))
-
-
-def _parquet_columns(path: Path) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = arrow_table(path).to_pydict()
-    return found
