@@ -28,7 +28,9 @@ def test_an_audit_leaves_results_and_a_page(
     assert "fedavg" in found["left_out"]
     assert "about" in printed.err  # how long it takes, before it starts
     assert json.loads((out / "results.json").read_text())["lines"] == found["lines"]
-    assert "zero_out adjacency, against the server" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "against the adversary and under the adjacency of their line" in page
+    assert "Clients are simulated" in page
 
 
 def test_a_refuted_claim_ends_with_exit_code_4_and_loses_nothing(

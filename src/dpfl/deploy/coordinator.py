@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dpfl.core.checks import check
 from dpfl.core.errors import CheckpointError, FolderError
@@ -67,8 +68,6 @@ class Coordinator:
     of the draw is counted on, everyone is asked before the draw, and what comes of the draw never
     changes who may be drawn.
     """
-
-    _close = staticmethod(close_round)
 
     def __init__(self, folder: Path, transport: Transport) -> None:
         self.folder = RunFolder(folder)
@@ -118,13 +117,13 @@ class Coordinator:
             tokens=self.sites.tokens,
         ).write(self.folder.path)
         agreement = self._agreement()
-        self._play(agreement, self._first_checkpoint(agreement), [])
+        self._play(agreement, self._checkpoint(self._first_state(agreement)), [])
 
     def _resume(self) -> None:
         """Continue from what is on disk; sites introduce themselves again, and must be the same."""
         sites, agreement = self.sites, self._read_members()
         if not self.folder.checkpoint.exists():
-            self._first_checkpoint(agreement)
+            self._checkpoint(self._first_state(agreement))
         found, where = self.folder.load_state(self.study.digest()), str(self.folder.checkpoint)
         problem, remedy = "belongs to another run", "restore the right one"
         check(found.run == sites.run, where, problem, remedy, CheckpointError)
@@ -159,10 +158,6 @@ class Coordinator:
     def _agreement(self) -> Agreement:
         """Settle the terms for the members: the same at the start and after a restart."""
         return self._enrol(self.sites.members)
-
-    def _first_checkpoint(self, agreement: Agreement) -> State:
-        """Save the state before the first round or release, and return it."""
-        return self._checkpoint(self._first_state(agreement))
 
     def _first_state(self, agreement: Agreement) -> State:
         return first_state(agreement, self.layout.read(self.model))
@@ -229,6 +224,10 @@ class Coordinator:
         self.folder.append_round(record)
         history.append(record)
         return self._checkpoint(state), ""
+
+    def _close(self, *got: Any, **total: Any) -> tuple[State, RoundRecord]:
+        """Make the next state of what the sites have sent."""
+        return close_round(*got, **total)
 
     def _charged(self, run: Run, round_: int) -> bool:
         """Whether the world was charged for a round that was drawn, and cut off before it left."""
