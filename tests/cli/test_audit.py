@@ -55,6 +55,8 @@ def test_a_refuted_claim_ends_with_exit_code_4_and_loses_nothing(
         (["weiavg", "--adjacency", "add_remove"], "adjacency"),
         (["weiavg", "--epsilon", "-1"], "epsilon"),
         (["weiavg", "--confidence", "2"], "confidence"),
+        (["fedavg"], "it protects nobody, and claims nothing"),
+        (["maximum", "--sites"], "plans with larger budgets than the sites have"),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -87,6 +87,8 @@ def audit(
             make=make,
             progress=lambda stage, done, total: update(completed=done, total=total, note=stage),
         )
+    why = "; ".join(dict.fromkeys(found.left_out.values()))
+    check(bool(found.lines), "audit", f"there is nothing to audit ({why})", "name other methods")
     finish(
         found,
         audit_page(found),
