@@ -19,8 +19,7 @@ from dpfl.data.records import Shard
 from dpfl.plugs.base import Participant
 from dpfl.privacy.events import History
 from dpfl.privacy.ledger import open_ledger
-from dpfl.rounds import Agreement, Plan, Run, Uplink, released_view, server_view
-from dpfl.rounds.sums import SumOfUploads
+from dpfl.rounds import Agreement, Arrival, Plan, Run, SumOfUploads, Uplink
 from dpfl.sim.loop import Simulation
 from dpfl.sim.opening import Setup
 
@@ -62,13 +61,14 @@ class Transcript:
 
     def server_view(self, seen: ObservedRound) -> Rows | Total:
         """What the server sees of a round of training: rows, or a sum where it sees no more."""
-        got = seen.state, seen.plan, seen.uplinks
-        return server_view(self.agreement, *got, self.run, seen.total)
+        return self._arrival(seen).seen(seen.state)
 
     def released_view(self, seen: ObservedRound) -> Mapping[str, Tensor] | Tensor:
         """What the server sees of a release: each client's answer, or their sum."""
-        got = seen.state, seen.plan, seen.uplinks
-        return released_view(self.agreement, *got, self.run, seen.total)
+        return self._arrival(seen).released(seen.state)
+
+    def _arrival(self, seen: ObservedRound) -> Arrival:
+        return Arrival.of(self.agreement, seen.plan, seen.uplinks, self.run, seen.total)
 
     def world_view(self) -> list[Tensor]:
         """The global models that are published: before the first round, and after each."""

@@ -19,9 +19,11 @@ from dpfl.runs.folder import RunFolder
 _MOST_EMPTY_ROUNDS = 3
 
 
-def ask_uploads(
-    sites: Connections, folder: RunFolder, agreement: Agreement, plan: Plan
-) -> tuple[list[Uplink], SumOfUploads | None]:
+Uploads = tuple[list[Uplink], SumOfUploads | None]
+"""What sites have sent in a round, and the sum of it where nobody sees a single upload."""
+
+
+def ask_uploads(sites: Connections, folder: RunFolder, agreement: Agreement, plan: Plan) -> Uploads:
     """Ask the sites that were drawn for their uploads, or for their sum where nobody sees one."""
     if agreement.strategy.channel.sees_rows or not plan.cohort.ids:
         return ask_round(sites, folder, agreement, plan), None

@@ -51,7 +51,7 @@ class CanarySites:
 
     @property
     def names(self) -> list[str]:
-        """All sites."""
+        """The sites of the study, those with canaries first."""
         return [*self.victims, *self.fillers]
 
     @property

@@ -21,14 +21,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dpfl.core.checks import check
 from dpfl.core.errors import CheckpointError, FolderError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Claims, Observer, State
-from dpfl.deploy.asking import ask_uploads, check_answers
+from dpfl.deploy.asking import Uploads, ask_uploads, check_answers
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.delivery import deliver, summarise
 from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile, accepting_sites, gather, settle
@@ -40,6 +39,7 @@ from dpfl.privacy.flags import public_note
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import (
     Agreement,
+    Plan,
     Run,
     buffer_shapes,
     close_round,
@@ -216,8 +216,8 @@ class Coordinator:
             if plan.over:
                 return state, plan.over.replace("client", "site")
             OpenedRound.of(plan).write(self.folder.path)
-        uplinks, total = ask_uploads(sites, self.folder, agreement, plan)
-        state, record = self._close(agreement, state, plan, uplinks, run, total=total)
+        uplinks, total = self._ask(agreement, state, plan)
+        state, record = close_round(agreement, state, plan, uplinks, run, total=total)
         record = replace(record, effective_noise=effective_noise(agreement, plan, record))
         if total is not None:  # masked uploads are integers without a frame
             record = replace(record, payload_bytes_up=record.bytes_up)
@@ -225,9 +225,9 @@ class Coordinator:
         history.append(record)
         return self._checkpoint(state), ""
 
-    def _close(self, *got: Any, **total: Any) -> tuple[State, RoundRecord]:
-        """Make the next state of what the sites have sent."""
-        return close_round(*got, **total)
+    def _ask(self, agreement: Agreement, state: State, plan: Plan) -> Uploads:
+        """Ask the sites that were drawn for their uploads; ``state`` is that before the round."""
+        return ask_uploads(self.sites, self.folder, agreement, plan)
 
     def _charged(self, run: Run, round_: int) -> bool:
         """Whether the world was charged for a round that was drawn, and cut off before it left."""

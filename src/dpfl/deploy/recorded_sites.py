@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from dpfl.attacks.observation import ObservedRound, Transcript
 from dpfl.core.checks import check
 from dpfl.core.layout import Layout
 from dpfl.core.types import Adjacency, Observer, Plain, State
+from dpfl.deploy.asking import Uploads
 from dpfl.deploy.canary_sites import LONG, CanarySites
 from dpfl.deploy.client_app import make_app
 from dpfl.deploy.coordinator import Coordinator
@@ -34,7 +34,7 @@ from dpfl.deploy.in_process_grid import InProcessGrid
 from dpfl.deploy.transport import Transport
 from dpfl.plugs.base import Participant
 from dpfl.privacy.events import History
-from dpfl.rounds import close_round
+from dpfl.rounds import Agreement, Plan, Run
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.deployment import StudyFile
 from dpfl.strategy import Strategy
@@ -57,16 +57,23 @@ _OF_RECORDS, _OF_CLIENTS = {"lr": 1e-3}, {"lr": 1e-2, "clip": 1e-3}
 class RecordingCoordinator(Coordinator):
     """A server that keeps what it was sent."""
 
-    transcript: Transcript | None = None
+    def __init__(self, folder: Path, transport: Transport) -> None:
+        super().__init__(folder, transport)
+        self.transcript: Transcript | None = None
+        self._seen: list[ObservedRound] = []
 
-    def _close(self, *got: Any, **total: Any) -> tuple[State, RoundRecord]:
-        agreement, state, plan, uplinks, run = got
-        if self.transcript is None:
-            self.transcript = Transcript(agreement=agreement, run=run, final=state)
-        seen = ObservedRound(state=state, plan=plan, uplinks=tuple(uplinks), **total)
-        self.transcript.rounds.append(seen)
-        self.transcript.final, record = close_round(*got, **total)
-        return self.transcript.final, record
+    def _ask(self, agreement: Agreement, state: State, plan: Plan) -> Uploads:
+        uplinks, total = super()._ask(agreement, state, plan)
+        self._seen += [ObservedRound(state=state, plan=plan, uplinks=tuple(uplinks), total=total)]
+        return uplinks, total
+
+    def _round(
+        self, agreement: Agreement, state: State, run: Run, history: list[RoundRecord]
+    ) -> tuple[State, str]:
+        after, ended = super()._round(agreement, state, run, history)
+        own = Transcript(agreement=agreement, run=run, final=after, rounds=self._seen)
+        self.transcript = own if self._seen else None
+        return after, ended
 
 
 @dataclass(kw_only=True, eq=False)
@@ -179,12 +186,10 @@ def site_games(
 ) -> tuple[SiteGame, SiteGame]:
     """The two games of one adversary and reading, between sites."""
     head, layered = method.model is not None, "two layers" in method.needs
-    where = f"audit of '{method.name}' between sites, {reading}"
+    where, remedy = f"audit of '{method.name}', {reading}", "audit this reading without --sites"
     problem = "a record that is not there cannot be written into a site's file"
-    remedy = "audit this reading without --sites"
     check(not head or reading is Adjacency.REPLACE_ONE, where, problem, remedy)
-    settings = how.settings_of(method)
-    clients = not strategy.unit.of_data
+    settings, clients = how.settings_of(method), not strategy.unit.of_data
     slow = {**(_OF_CLIENTS if clients else _OF_RECORDS), **how.settings}
     many = SiteGame(
         strategy=strategy,

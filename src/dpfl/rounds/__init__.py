@@ -20,7 +20,7 @@ measurements of an accounted metric (:mod:`dpfl.rounds.measure`). A client that 
 is lost is an ordinary outcome.
 """
 
-from dpfl.rounds.arrival import released_view, server_view
+from dpfl.rounds.arrival import Arrival
 from dpfl.rounds.client import Workshop, blocks_of, client_round
 from dpfl.rounds.close import close_round
 from dpfl.rounds.enrol import Agreement, Run, enrol, first_state
@@ -32,6 +32,7 @@ from dpfl.rounds.sums import SumOfUploads, SumPlan
 
 __all__ = [
     "Agreement",
+    "Arrival",
     "Plan",
     "Run",
     "SumOfUploads",
@@ -47,7 +48,5 @@ __all__ = [
     "enrol",
     "first_state",
     "open_round",
-    "released_view",
-    "server_view",
     "write_buffers",
 ]

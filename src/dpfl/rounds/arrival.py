@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -35,7 +36,21 @@ class Arrival:
     total: Summed | None = None
     lost: str = "lost on the way"
 
-    def take(self, uplinks: Sequence[Uplink], total: SumOfUploads | None) -> None:
+    @classmethod
+    def of(
+        cls,
+        agreement: Agreement,
+        plan: Plan,
+        uplinks: Sequence[Uplink],
+        run: Run,
+        total: SumOfUploads | None = None,
+    ) -> Self:
+        """Take what came back, with the arguments of :func:`~dpfl.rounds.close_round`."""
+        arrival = cls(agreement, plan, run, dict.fromkeys(plan.cohort.ids, "no answer"))
+        arrival._take(uplinks, total)
+        return arrival
+
+    def _take(self, uplinks: Sequence[Uplink], total: SumOfUploads | None) -> None:
         """Decode each upload once; whatever is not as agreed counts as missing, and says why."""
         for uplink in uplinks:
             client, remedy = uplink.client, "send each upload once, to its own round"
@@ -119,7 +134,11 @@ class Arrival:
         return arrived.ids, Total(vector=vector, cohort=cohort, layout=layout)
 
     def seen(self, state: State) -> Rows | Total:
-        """Rows where the channel delivers them, or else their sum, with the stages undone."""
+        """What the server sees of a round, before it cleans, weighs or denoises anything: every row
+        where the channel delivers rows, or else their sum, with the stages undone in both.
+
+        A channel that adds noise draws it again: the same noise where the run is seeded.
+        """
         arrived = self._delivered(state)
         if not isinstance(arrived, Summed):
             return self._rows(arrived, state)
@@ -132,6 +151,10 @@ class Arrival:
         if not isinstance(arrived, Summed):
             return Summed(vector=torch.zeros(0), ids=())
         return replace(arrived, vector=self._on_grid(arrived.vector))
+
+    def released(self, state: State) -> Mapping[str, Tensor] | Tensor:
+        """What the server sees of a release: every client's answer, or the sum of all."""
+        return self.added_up(state).vector if self.agreement.strategy.secure else self.messages
 
     def _on_grid(self, total: Tensor) -> Tensor:
         """A sum of multiples of one step is one: put right what double precision has lost."""
@@ -193,46 +216,3 @@ class Arrival:
         rngs = {c: self.run.secret("stand-in", self.plan.round, c) for c in absent}
         sent = staged(self.agreement.strategy, zeros, self.plan.shared, who, rngs)
         return [message.to(torch.float64) for message in sent]
-
-
-def server_view(
-    agreement: Agreement,
-    state: State,
-    plan: Plan,
-    uplinks: Sequence[Uplink],
-    run: Run,
-    total: SumOfUploads | None = None,
-) -> Rows | Total:
-    """What the server sees of a round, before it cleans, weighs or denoises anything: every row
-    where the channel delivers rows, or else their sum, with the stages undone in both.
-
-    The arguments are those of :func:`close_round`. A channel that adds noise draws it again: the
-    same noise where the run is seeded.
-    """
-    return _arrived(agreement, plan, uplinks, run, total).seen(state)
-
-
-def released_view(
-    agreement: Agreement,
-    state: State,
-    plan: Plan,
-    uplinks: Sequence[Uplink],
-    run: Run,
-    total: SumOfUploads | None = None,
-) -> Mapping[str, Tensor] | Tensor:
-    """The same of a release before round one: every client's answer, or the sum of all."""
-    arrival = _arrived(agreement, plan, uplinks, run, total)
-    secure = agreement.strategy.secure
-    return arrival.added_up(state).vector if secure else arrival.messages
-
-
-def _arrived(
-    agreement: Agreement,
-    plan: Plan,
-    uplinks: Sequence[Uplink],
-    run: Run,
-    total: SumOfUploads | None,
-) -> Arrival:
-    arrival = Arrival(agreement, plan, run, dict.fromkeys(plan.cohort.ids, "no answer"))
-    arrival.take(uplinks, total)
-    return arrival

@@ -44,8 +44,7 @@ def close_round(
     """
     if not plan.cohort.ids:  # a server that comes back finds no download that says what was shared
         plan = replace(plan, shared=shared_with(agreement, state, run, plan.cohort))
-    arrival = Arrival(agreement, plan, run, dict.fromkeys(plan.cohort.ids, "no answer"))
-    arrival.take(uplinks, total)
+    arrival = Arrival.of(agreement, plan, uplinks, run, total)
     sent = [len(uplink.payload) for uplink in uplinks if uplink.payload is not None]
     record = RoundRecord(
         round=state.round,

@@ -200,7 +200,7 @@ def _numbers(path: Path, name: str, cells: list[Any]) -> np.ndarray:
         value = math.nan
         with suppress(TypeError, ValueError, OverflowError):
             value = float(cell)
-        problem = f"record {row + 1} has {cell!r} in '{name}', which is not a number"
+        problem = f"record {row + 1} has {cell!r} in '{name}', which is not a number of 32 bits"
         good = abs(value) <= _LARGEST  # what is not a number is not, either
         check(good, str(path), problem, "fill or drop missing values first", DataError)
         found[row] = value

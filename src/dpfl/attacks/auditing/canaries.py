@@ -40,8 +40,7 @@ Bools = NDArray[np.bool_]
 FILLERS = 3
 """Clients without a canary, whose budget is larger."""
 
-_MOST_RUNS = 300  # of a game with a single canary,
-_MOST_HEAD_RUNS = 60  # and of one whose method plans many rounds
+_MOST_RUNS, _MOST_HEAD_RUNS = 300, 60  # of a game, and of one whose method plans many rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +87,7 @@ class Game:
 
     @property
     def clients(self) -> list[str]:
-        """Who has canaries."""
+        """The names of the clients that hold canaries: one for each canary, or one for all."""
         return [f"c{number:05}" for number in range(self.canaries if self.apart else 1)]
 
     def play(self, present: Bools, seed: int | None) -> Transcript:

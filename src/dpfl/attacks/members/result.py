@@ -63,7 +63,7 @@ class Measured:
 
     @property
     def words(self) -> str:
-        """What is measured."""
+        """The figure by its usual name: AUC, or the TPR at a false positive rate."""
         return "AUC" if self.rate is None else hits_words(self.rate)
 
 
