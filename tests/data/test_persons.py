@@ -16,8 +16,8 @@ from dpfl.core.errors import ConfigurationError, DataError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Phase, Plain, Unit
-from dpfl.data.persons import by_person
-from dpfl.data.schema import Schema
+from dpfl.data.schema import Prepared, Schema
+from dpfl.data.units import UnitKey, table_units
 from dpfl.engine.base import Engine, Job
 from dpfl.engine.ghost_clipping import GhostClipping, records_at_once
 from dpfl.engine.one_by_one import OneByOne
@@ -36,11 +36,14 @@ PERSONS = st.dictionaries(
 
 def units(rows: Rows, most: int, shuffle: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """The units of these persons, whose records lie in any order that keeps each one's own."""
-    who = np.array([name for name, own in rows.items() for _ in own], dtype=object)
-    who = np.random.default_rng(shuffle).permutation(who) if shuffle else who
+    who = [name for name, own in rows.items() for _ in own]
+    who = np.random.default_rng(shuffle).permutation(who).tolist() if shuffle else who
     left = {name: iter(own) for name, own in rows.items()}
     values = np.array([[next(left[name])] for name in who])
-    return by_person(values, values[:, 0], who, most, SEED)
+    kept = np.ones(len(who), dtype=bool)
+    made = Prepared(features=values, targets=values[:, 0], kept=kept, values=values, persons=who)
+    found = table_units(made, UnitKey.of(SEED), most)
+    return found.features, found.targets
 
 
 @given(PERSONS, st.integers(1, 4))

@@ -178,9 +178,11 @@ def test_numbers_that_lost_their_type_are_still_categories() -> None:
 def test_records_are_dropped_from_features_targets_and_persons_alike() -> None:
     schema = Schema.from_dict({**PLAIN, "person": "who"})
     made = schema.prepare({**TABLE, "smoker": [True, None, False], "who": [7, 8, 9.0]})
-    assert made.features.tolist()[0] == FEATURES[0] and len(made.features) == 2
-    assert made.targets.tolist() == [1, 0]
-    assert made.persons is not None and made.persons.tolist() == ["7", "9"]
+    assert made.kept.tolist() == [True, False, True]
+    features, targets = made.features[made.kept], made.targets[made.kept]
+    assert features.tolist()[0] == FEATURES[0] and len(features) == len(targets) == 2
+    assert targets.tolist() == [1, 0]
+    assert made.persons == ["7", "8", "9"]
 
 
 def test_targets_that_are_numbers_keep_their_unit_and_several_are_columns() -> None:

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError
-from dpfl.core.random import PublicSeed
-from dpfl.data.records import Parts, Span, check_data
+from dpfl.data.records import Parts, Records, Span, check_data
 from dpfl.data.sources import dense, is_mapped, mapped_tensor
+from dpfl.data.units import TEST_FRACTION, UnitKey, Units, record_units, tested_units
 from dpfl.tasks import Classification, Task
 
-TEST_FRACTION = 0.2
 MOST_TESTED = 10_000
 """Records of a memory-mapped file that are set aside for testing at most."""
 _AT_ONCE = 1 << 22  # numbers that are looked at in one piece
@@ -32,14 +31,14 @@ def client_parts(
     *,
     task: Task,
     tokens: bool,
-    seed: PublicSeed,
+    key: UnitKey,
     stratified: bool = False,
 ) -> Parts:
     """Check one client's arrays: (features, targets), with test features and targets or without.
 
-    Without a test part, a fifth of the records is set aside, or with ``stratified`` a fifth of each
-    class. ``task`` says what targets look like; ``tokens``, whether features are whole numbers for
-    an embedding.
+    Or its :class:`~dpfl.data.units.Units`. Without a test part, a fifth of the units is set aside
+    by their hashes under the ``key``, or with ``stratified`` a fifth of each class. ``task`` says
+    what targets look like; ``tokens``, whether features are whole numbers for an embedding.
     """
     named = isinstance(client, str) and client.isprintable() and client != ""
     remedy = "name clients by text without control characters"
@@ -47,16 +46,22 @@ def client_parts(
     where, remedy = f"client '{client}'", "give (features, targets), test parts too if any"
     problem = f"has a {type(arrays).__name__} instead of arrays"
     torch_remedy = f"{remedy}; torch datasets go to Federation.from_torch"
+    if isinstance(arrays, Units):
+        features, labels = _pair(where, arrays.features, arrays.targets, task, tokens)
+        return split_off(client, features, labels, arrays, key, stratified=stratified)
     check_data(isinstance(arrays, tuple | list), where, problem, torch_remedy)
     check_data(len(arrays) in (2, 4), where, f"has {len(arrays)} arrays", remedy)
     features, labels = _pair(where, arrays[0], arrays[1], task, tokens)
     if len(arrays) == 2 and is_mapped(arrays[0]):  # drawing records would copy them
         first, last = split_end(client, (0, len(labels)), MOST_TESTED)
-        parts = [x[slice(*span)] for span in (first, last) for x in (features, labels)]
-        return parts[0], parts[1], parts[2], parts[3]
+        train, test = (Records(features[slice(*s)], labels[slice(*s)]) for s in (first, last))
+        return train, test
     if len(arrays) == 4:
-        return features, labels, *_pair(where, arrays[2], arrays[3], task, tokens)
-    return split_off(client, features, labels, seed, stratified=stratified)
+        test = Records(*_pair(where, arrays[2], arrays[3], task, tokens))
+        return Records(features, labels), test
+    given = dense(where, arrays[1]).astype(np.float64)  # before the task converts them
+    units = record_units(features.numpy(), given, key)
+    return split_off(client, features, labels, units, key, stratified=stratified)
 
 
 def _pair(
@@ -100,23 +105,29 @@ def _copied(values: np.ndarray, kind: type) -> Tensor:
 
 
 def split_off(
-    client: str, features: Tensor, labels: Tensor, seed: PublicSeed, *, stratified: bool = False
+    client: str,
+    features: Tensor,
+    labels: Tensor,
+    units: Units,
+    key: UnitKey,
+    *,
+    stratified: bool = False,
 ) -> Parts:
-    """Set a fifth of a client's records aside for testing, by a public seed.
+    """Set a fifth of a client's units aside for testing, by their hashes under a key.
 
-    Both parts keep the order of the records. A client needs two records at least. With
-    ``stratified`` the test records have the mix of classes that all records have. Their number is
-    the same, but which records are trained on then depends on labels: see
-    :attr:`dpfl.Federation.stratified`.
+    ``features`` and ``labels`` are those of ``units``, as they are trained on. Both parts are in
+    the order of the hashes. A client needs two units at least. With ``stratified`` the test units
+    have the mix of classes that all units have. Their number is the same, but which units are
+    trained on then depends on labels: see :attr:`dpfl.Federation.stratified`.
     """
     problem = f"has {len(labels)} record(s), too few for a train and a test part"
     remedy = "leave it out, or give both parts"
     check_data(len(labels) >= 2, f"client '{client}'", problem, remedy)
-    order = torch.randperm(len(labels), generator=seed.generator())
-    cut = max(1, round(TEST_FRACTION * len(labels)))
+    order, cut = torch.tensor(key.order(units.marks)), tested_units(len(labels))
     order = _by_class(labels, order, cut) if stratified else order
-    test, train = order[:cut].sort().values, order[cut:].sort().values
-    return features[train], labels[train], features[test], labels[test]
+    live = None if not units.blank.any() else torch.from_numpy(~units.blank)
+    whole = Records(features, labels, live, tuple(units.marks))
+    return whole.taken(order[cut:]), whole.taken(order[:cut])
 
 
 def _by_class(labels: Tensor, order: Tensor, cut: int) -> Tensor:

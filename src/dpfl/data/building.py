@@ -7,17 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from dpfl.core.checks import check
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain
 from dpfl.data.loaders import Transform, read_items
-from dpfl.data.persons import by_person
 from dpfl.data.records import check_data
 from dpfl.data.schema import Schema
 from dpfl.data.sources import MEMORY, by_client, plain_columns
 from dpfl.data.tables import files_of, read_columns, read_folder
+from dpfl.data.units import UnitKey, Units, table_units
 from dpfl.tasks import PerPerson, Task, make_task
 
 
@@ -153,10 +151,10 @@ def arrays_of(
         return arrays, options
     remedy = "leave the target out: the schema names it"
     check(target is None, "federation", f"has a schema and a target '{target}'", remedy)
-    found = {}
+    found: dict[Any, Any] = {}
     for name, table in tables.items():
-        seed = PublicSeed(int(options.get("seed", 0))).child("persons", str(name))
-        found[name] = _units(schema, table, seed)
+        seed = PublicSeed(int(options.get("seed", 0))).child("split", str(name))
+        found[name] = units_of(schema, table, UnitKey.of(seed))
     task = _task_of(schema, options.get("task"))
     split = options.get("stratified", False) and not schema.single
     remedy = "leave stratified out, or use one record per person"
@@ -165,20 +163,18 @@ def arrays_of(
     return found, {**options, "task": task, "unit": schema.unit, "schema": schema}
 
 
-def _units(schema: Schema, table: ClientTable, seed: PublicSeed) -> tuple[np.ndarray, np.ndarray]:
+def units_of(schema: Schema, table: ClientTable, key: UnitKey) -> Units:
     """One client's units: its records, or its persons with a bounded number of records each."""
     made = schema.prepare(table.columns, table.where, table.rows)
-    features, targets = made.features, made.targets
-    if made.persons is not None:
-        most = schema.records_per_person
-        size = len(set(made.persons)) * most * features[:1].nbytes
-        problem = f"{most} places for each {schema.unit} take {size / 2**30:.3g} GiB"
-        check_data(size <= MEMORY, table.where, problem, "use fewer records_per_person")
-        features, targets = by_person(features, targets, made.persons, most, seed)
-    problem = f"has {len(features)} {schema.unit}(s), too few for a train and a test part"
+    most = schema.records_per_person
+    size = len(set(made.persons or ())) * most * made.features[:1].nbytes
+    problem = f"{most} places for each {schema.unit} take {size / 2**30:.3g} GiB"
+    check_data(size <= MEMORY, table.where, problem, "use fewer records_per_person")
+    units = table_units(made, key, most)
+    problem = f"has {len(units.marks)} {schema.unit}(s), too few for a train and a test part"
     remedy = "leave this client out, or join it with another one"
-    check_data(len(features) >= 2, table.where, problem, remedy)
-    return features, targets
+    check_data(len(units.marks) >= 2, table.where, problem, remedy)
+    return units
 
 
 def _task_of(schema: Schema, given: Given) -> Task:

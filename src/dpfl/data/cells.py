@@ -3,6 +3,7 @@ datasets and dicts of columns are read alike, without importing any of them.
 """
 
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -55,3 +56,12 @@ def cell_text(cell: Any) -> str:
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
     return str(cell).strip()
+
+
+def person_id(cell: Any) -> str:
+    """A person's id as text: one text however its accents are stored, "" where there is none.
+
+    >>> person_id(" Zoe\u0308 ") == person_id("Zo\u00eb")
+    True
+    """
+    return unicodedata.normalize("NFC", cell_text(cell))

@@ -73,7 +73,7 @@ class Column:
         problem = f"missing = '{self.missing}' and fill = {self.fill!r}"
         check(good, where, problem, "give a fill where missing = 'constant', and only there")
         if self.fill is not None:
-            self._values("schema", [self.fill], ["fill"])
+            self.read("schema", [self.fill], ["fill"])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,7 +90,13 @@ class Column:
 
         ``where`` says whose table it is, ``rows`` where each record stands in its file.
         """
-        values, kept = self._filled(where, cells, rows)
+        return self.as_features(where, self.read(where, cells, rows), rows)
+
+    def as_features(
+        self, where: str, values: np.ndarray, rows: Sequence[str] = ()
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the features of cells that were read, and which records are kept."""
+        values, kept = self._filled(where, values, rows)
         absent = np.isnan(values)
         if self.range is not None:
             low, high = self.range
@@ -103,26 +109,25 @@ class Column:
             features = np.concatenate([features, absent[:, None]], axis=1)
         return features, kept
 
-    def target(
-        self, where: str, cells: Iterable[Any], rows: Sequence[str] = ()
+    def as_target(
+        self, where: str, values: np.ndarray, rows: Sequence[str] = ()
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return a column as a target (records,), and which records are kept.
+        """Return cells that were read as a target (records,), and which records are kept.
 
         Classes are numbered from 0; a number is clipped to its range, and keeps its unit.
         """
-        values, kept = self._filled(where, cells, rows)
+        values, kept = self._filled(where, values, rows)
         if self.type in ("category", "boolean"):
             return np.nan_to_num(values).astype(np.int64), kept
         return values, kept
 
     def _filled(
-        self, where: str, cells: Iterable[Any], rows: Sequence[str]
+        self, where: str, values: np.ndarray, rows: Sequence[str]
     ) -> tuple[np.ndarray, np.ndarray]:
         """The values with the rule for missing ones applied, and which records are kept."""
-        values = self._values(where, cells, rows)
         absent, kept = np.isnan(values), np.ones(len(values), dtype=bool)
         if self.missing == "constant":
-            (fill,) = self._values(where, [self.fill])
+            (fill,) = self.read(where, [self.fill])
             values = np.where(absent, fill, values)
         elif self.missing == "drop":
             kept = ~absent
@@ -131,8 +136,8 @@ class Column:
             raise DataError(self._at(where, int(absent.argmax()), rows), "has no value", remedy)
         return values, kept
 
-    def _values(self, where: str, cells: Iterable[Any], rows: Sequence[str] = ()) -> np.ndarray:
-        """The cells as numbers (a category by its place in the list), nan where there is none."""
+    def read(self, where: str, cells: Iterable[Any], rows: Sequence[str] = ()) -> np.ndarray:
+        """Read cells as numbers (a category by its place in the list), nan where there is none."""
         codes: Mapping[str, float] | None = _TRUTH if self.type == "boolean" else None
         if self.type == "category":
             codes = {category: float(place) for place, category in enumerate(self.categories)}

@@ -27,6 +27,7 @@ from dpfl.data.partition import Partition
 from dpfl.data.records import Dataset, Shard, check_data, lay_out
 from dpfl.data.schema import Schema
 from dpfl.data.sources import client_names, is_mapped, renamed
+from dpfl.data.units import SPLIT_VERSION, UnitKey, Units, record_units
 from dpfl.tasks import Classification, Task, make_task
 
 
@@ -36,9 +37,9 @@ class Federation(Sources):
 
     ``shards`` are the clients' records, all of one shape, with targets as ``task`` takes them.
     ``inputs`` says how stored records become a model's input. ``budgets`` and ``client_settings``
-    need not name every client. ``stratified`` says that test records were chosen by their classes.
-    One record then decides which others are trained on, and neighbouring federations may differ in
-    two training records instead of one: runs on such a split are flagged.
+    need not name every client. ``stratified`` says that labels decided who holds a record or tests
+    on it. One record then decides which others are trained on, and neighbouring federations may
+    differ in more than one: runs on them are flagged.
 
     ``unit`` is whose presence is hidden by what protects single units of the data: a record, or by
     its own word a person, whose records are one unit. ``schema`` says how features were made.
@@ -109,7 +110,7 @@ class Federation(Sources):
 
     def test_set(self) -> tuple[Tensor, Tensor]:
         """All clients' test features and labels together: for simulations, which may look."""
-        shards = [self.shards[client] for client in self.ids]
+        shards = [self.shards[client].without_blanks() for client in self.ids]
         first, last = shards[0], shards[-1]
         if all(a.test is b.test and a.test_span[1] == b.test_span[0] for a, b in pairwise(shards)):
             whole = slice(first.test_span[0], last.test_span[1])
@@ -119,7 +120,7 @@ class Federation(Sources):
 
     def fingerprint(self) -> str:
         """Name the data: equal fingerprints mean equal records, held by the same clients."""
-        digest = hashlib.sha256(repr(self.inputs).encode())
+        digest = hashlib.sha256(f"{SPLIT_VERSION} {self.inputs!r}".encode())
         if self.task != Classification(classes=self.task.width):
             digest.update(repr(self.task.to_dict()).encode())
         if self.unit is not Unit.RECORD:
@@ -147,8 +148,13 @@ class Federation(Sources):
         if all(shard.train.features.is_contiguous() for shard in self.shards.values()):
             parts = {}
             for client in self.ids:
-                shard, own = self.shards[client], seed.child("validation", client)
-                parts[client] = split_off(client, shard.features, shard.labels, own)
+                shard, key = self.shards[client], UnitKey.of(seed.child("validation", client))
+                units = record_units(shard.features.numpy(), shard.labels.numpy(), key)
+                if shard.train.marks is not None:
+                    units = replace(units, marks=shard.train.marks[slice(*shard.span)])
+                if shard.live is not None:
+                    units = replace(units, blank=~shard.live.numpy())
+                parts[client] = split_off(client, shard.features, shard.labels, units, key)
             return replace(self, shards=lay_out(parts))
         shards = {}
         for client, shard in self.shards.items():
@@ -170,12 +176,14 @@ class Federation(Sources):
         seed: int = 0,
         unit: str = Unit.RECORD,
         schema: Schema | None = None,
+        key: UnitKey | None = None,
     ) -> Self:
         """Build from arrays: numpy, torch, lists or sparse matrices.
 
         ``clients`` is ``{id: (features, targets)}`` or ``{id: (features, targets, test_features,
-        test_targets)}``. Without a test part, a fifth of each client's records is set aside, by
-        ``seed``; with ``stratified``, which is flagged, a fifth of each class.
+        test_targets)}``. Without a test part, a fifth of each client's records is set aside by
+        their hashes under a ``key``, which follows from ``seed`` unless it is given; with
+        ``stratified``, which is flagged, a fifth of each class.
         Features are numbers; with ``tokens`` (the size of the vocabulary) they are whole numbers
         for an embedding. ``task`` says what is learned (:mod:`dpfl.tasks`), by name or as an
         object; left out, it is classification. Its labels are 0..``classes`` - 1; without
@@ -207,21 +215,21 @@ class Federation(Sources):
         )
         parts = {}
         for client, arrays in sorted(clients.items(), key=lambda pair: str(pair[0])):
-            own = PublicSeed(seed).child("split", client)
-            parts[client] = build(client, arrays, seed=own)
-        shapes = {tuple(x.shape[1:]) for part in parts.values() for x in (part[0], part[2])}
+            own = key or UnitKey.of(PublicSeed(seed).child("split", client))
+            parts[client] = build(client, arrays, key=own)
+        shapes = {tuple(own.features.shape[1:]) for part in parts.values() for own in part}
         problem = f"clients have records of different shapes {sorted(shapes)}"
         check_data(len(shapes) == 1, "federation", problem, "use one shape")
-        shapes = {tuple(y.shape[1:]) for part in parts.values() for y in (part[1], part[3])}
+        shapes = {tuple(own.labels.shape[1:]) for part in parts.values() for own in part}
         problem = f"clients have targets of different shapes {sorted(shapes)}"
         check_data(len(shapes) == 1, "federation", problem, "use one shape")
         return cls(
-            shards=lay_out(parts, copy=not any(is_mapped(own[0]) for own in clients.values())),
-            task=learned.resolve([y for part in parts.values() for y in (part[1], part[3])]),
+            shards=lay_out(parts, copy=not any(map(_is_mapped, clients.values()))),
+            task=learned.resolve([own.labels for part in parts.values() for own in part]),
             inputs=NUMBERS if tokens is None else Tokens(tokens),
             budgets=renamed(budgets, names),
             client_settings=renamed(client_settings, names),
-            stratified=stratified and any(len(arrays) == 2 for arrays in clients.values()),
+            stratified=stratified and any(map(_is_whole, clients.values())),
             unit=unit_called(unit),
             schema=schema,
         )
@@ -241,11 +249,25 @@ class Federation(Sources):
         which law records are shared out.
 
         With a natural partition clients keep their names, and ``clients`` of them are drawn (all if
-        None). A data set without a test part sets a fifth of every class aside.
+        None). A data set without a test part sets a fifth of its records aside.
         """
         check_kind("dataset", dataset, Dataset)
         check_kind("partition", partition, Partition)
         check_kind("seed", seed, PublicSeed)
         dataset = dataset.as_task(task)
         shards = partition.shards(dataset, clients, seed)
-        return cls(shards=shards, task=dataset.learned, inputs=dataset.inputs)
+        return cls(
+            shards=shards,
+            task=dataset.learned,
+            inputs=dataset.inputs,
+            stratified=partition.by_label,
+        )
+
+
+def _is_mapped(arrays: Sequence[Any] | Units) -> bool:
+    return not isinstance(arrays, Units) and is_mapped(arrays[0])
+
+
+def _is_whole(arrays: Sequence[Any] | Units) -> bool:
+    """Whether a client gave no test part of its own."""
+    return isinstance(arrays, Units) or len(arrays) == 2

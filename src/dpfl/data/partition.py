@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dpfl.core.checks import check, positive, whole_number
 from dpfl.core.errors import DataError, unknown_name
 from dpfl.core.random import PublicSeed
-from dpfl.data.arrays import TEST_FRACTION, split_off
+from dpfl.data.arrays import split_off
 from dpfl.data.records import Dataset, Parts, Records, Shard, check_data, lay_out
+from dpfl.data.units import UnitKey, record_units
 
 Indices = list[np.ndarray]
 Rng = np.random.Generator
@@ -48,6 +51,11 @@ class Partition:
         for name in ("shards_per_client", "classes_per_client", "smallest", "records"):
             if getattr(self, name) is not None:
                 whole_number("partition", name, getattr(self, name))
+
+    @property
+    def by_label(self) -> bool:
+        """Whether labels decide who holds a record."""
+        return self.kind in ("shards", "classes", "dirichlet")
 
     @property
     def least(self) -> int:
@@ -83,18 +91,18 @@ class Partition:
         if self.kind == "natural":
             return _natural(dataset, self.records, clients, seed)
         count = 20 if clients is None else clients
-        x, y, test_x, test_y = _train_and_test(dataset, seed.child("test"))
-        usable = np.arange(len(y))
+        whole, tested = _train_and_test(dataset, seed.child("test"))
+        usable = np.arange(len(whole))
         if dataset.test_silos is not None:  # not the texts kept for testing
             spans = sorted((dataset.silos or {}).items())
             usable = np.concatenate([np.arange(*span) for _, span in spans])
-        labels = dataset.strata(y)[usable]
+        labels = dataset.strata(whole.labels)[usable]
         train = self.split(labels, count, seed.child("partition"))
-        test = matching_test(train, labels, dataset.strata(test_y), seed.child("matching"))
+        test = matching_test(train, labels, dataset.strata(tested.labels), seed.child("matching"))
         parts, digits = {}, len(str(count - 1))
         for i, (own, tests) in enumerate(zip(train, test, strict=True)):
-            held = usable[own]
-            parts[f"client-{i:0{digits}d}"] = x[held], y[held], test_x[tests], test_y[tests]
+            held = torch.from_numpy(usable[own]), torch.from_numpy(tests)
+            parts[f"client-{i:0{digits}d}"] = whole.taken(held[0]), tested.taken(held[1])
         return lay_out(parts)
 
 
@@ -241,20 +249,23 @@ def _natural(
         return shards
     for name in names:
         x, y = (whole[slice(*silos[name])] for whole in (dataset.features, dataset.labels))
-        x, y, test_x, test_y = split_off(name, x, y, seed.child("split", name))
-        parts[name] = x[:records], y[:records], test_x, test_y
+        train, test = _set_aside(name, x, y, seed.child("split", name))
+        parts[name] = train.taken(torch.arange(len(train))[:records]), test
     return lay_out(parts)
 
 
+def _set_aside(name: str, features: Tensor, labels: Tensor, seed: PublicSeed) -> Parts:
+    """Set a fifth of the records aside, by their hashes under a public seed."""
+    key = UnitKey.of(seed)
+    units = record_units(features.numpy(), labels.numpy(), key)
+    return split_off(name, features, labels, units, key)
+
+
 def _train_and_test(dataset: Dataset, seed: PublicSeed) -> Parts:
-    """The data set's own test part, or a fifth of every class."""
+    """The data set's own test part, or a fifth of its records."""
     x, y = dataset.features, dataset.labels
     if dataset.test is not None:
-        return x, y, *dataset.test
+        return Records(x, y), Records(*dataset.test)
     where, problem = f"data set '{dataset.name}'", f"has {len(y)} records, too few for a test part"
     check_data(len(y) >= 5 * dataset.classes, where, problem, "use more")
-    generator, mask, strata = seed.numpy(), np.zeros(len(y), dtype=bool), dataset.strata(y)
-    for label in range(max(dataset.classes, int(strata.max()) + 1)):
-        members = generator.permutation(np.flatnonzero(strata == label))
-        mask[members[: round(TEST_FRACTION * len(members))]] = True
-    return x[~mask], y[~mask], x[mask], y[mask]
+    return _set_aside(dataset.name, x, y, seed)

@@ -26,20 +26,54 @@ check_data = partial(check, kind=DataError)
 
 Span = tuple[int, int]
 _AT_ONCE = 512  # records whose features are computed together
-Parts = tuple[Tensor, Tensor, Tensor, Tensor]
-"""One client's training features and labels, then its test features and labels."""
 
 
 @dataclass(frozen=True)
 class Records:
-    """``features`` with their ``labels``, in one storage of which every client has a stretch."""
+    """``features`` with their ``labels``, in one storage of which every client has a stretch.
+
+    ``live`` says which of them count, and which are blanks (:mod:`dpfl.data.units`); None where all
+    count. ``marks`` tell units apart, where they are known.
+    """
 
     features: Tensor
     labels: Tensor
+    live: Tensor | None = None
+    marks: tuple[bytes, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
     def __repr__(self) -> str:
         """Say how much there is, and show none of it."""
-        return f"Records({len(self.labels)})"
+        return f"Records({len(self)})"
+
+    def taken(self, places: Tensor) -> Records:
+        """Return the records at these places."""
+        marks, live = self.marks, self.live
+        return Records(
+            self.features[places],
+            self.labels[places],
+            None if live is None else live[places],
+            None if marks is None else tuple(marks[place] for place in places.tolist()),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Records]) -> Records:
+        """Lay records one after the other."""
+        live, marks = None, None
+        if any(part.live is not None for part in parts):
+            live = torch.cat([part.counted for part in parts])
+        if all(part.marks is not None for part in parts):
+            marks = tuple(mark for part in parts for mark in part.marks or ())
+        features = torch.cat([part.features for part in parts])
+        return cls(features, torch.cat([part.labels for part in parts]), live, marks)
+
+    @property
+    def counted(self) -> Tensor:
+        """Which records count."""
+        everyone = torch.ones(len(self.labels), dtype=torch.bool)
+        return everyone if self.live is None else self.live
 
     def mapped(self, make: Callable[[Tensor], Tensor], spans: Sequence[Span]) -> Records:
         """Return records whose features ``make`` computes, in the stretches that are held.
@@ -58,7 +92,7 @@ class Records:
                 found[some] = rows
         if found is None:
             found = make(self.features[:0])
-        return Records(found, self.labels)
+        return replace(self, features=found)
 
     def token_outside(self, span: Span, count: int) -> int | None:
         """A token of a stretch that is outside 0..count - 1, if there is one.
@@ -81,7 +115,7 @@ class Records:
         Windows of a text overlap: they are a view of one storage, which is read as a whole.
         """
         digest = hashlib.sha256()
-        for tensor in (self.features, self.labels):
+        for tensor in (self.features, self.labels, *([] if self.live is None else [self.live])):
             geometry = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
             digest.update("".join(map(str, geometry)).encode())
             storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
@@ -139,6 +173,27 @@ class Shard:
         return self.train.labels[slice(*self.span)]
 
     @property
+    def live(self) -> Tensor | None:
+        """Which of the records that it trains on count; None where all do."""
+        return None if self.train.live is None else self.train.live[slice(*self.span)]
+
+    @property
+    def test_live(self) -> Tensor | None:
+        """Which of the records that it keeps for testing count; None where all do."""
+        return None if self.test.live is None else self.test.live[slice(*self.test_span)]
+
+    def without_blanks(self) -> Shard:
+        """Return the records that count: for eyes that may see everything."""
+        if self.live is None and self.test_live is None:
+            return self
+        parts = (
+            Records(self.features, self.labels, self.live),
+            Records(self.test_features, self.test_labels, self.test_live),
+        )
+        train, test = (part.taken(part.counted.nonzero()[:, 0]) for part in parts)
+        return Shard.of(train.features, train.labels, test.features, test.labels)
+
+    @property
     def test_features(self) -> Tensor:
         """What it keeps for testing."""
         return self.test.features[slice(*self.test_span)]
@@ -174,14 +229,21 @@ def lay_out(parts: Mapping[str, Parts], *, copy: bool = True) -> dict[str, Shard
     Without ``copy`` they stay where they are, as memory-mapped records must.
     """
     if not copy:
-        return {name: Shard.of(*own) for name, own in parts.items()}
-    features, labels, test_features, test_labels = zip(*parts.values(), strict=True)
-    train = Records(torch.cat(features), torch.cat(labels))
-    test = Records(torch.cat(test_features), torch.cat(test_labels))
-    spans = zip(parts, spans_of(labels), spans_of(test_labels), strict=True)
+        return {
+            name: Shard(train=train, span=(0, len(train)), test=test, test_span=(0, len(test)))
+            for name, (train, test) in parts.items()
+        }
+    trains, tests = zip(*parts.values(), strict=True)
+    train, test = Records.joined(trains), Records.joined(tests)
+    spans = zip(parts, spans_of(trains), spans_of(tests), strict=True)
     return {
-        name: Shard(train=train, span=span, test=test, test_span=own) for name, span, own in spans
+        name: Shard(train=train, span=span, test=test, test_span=test_span)
+        for name, span, test_span in spans
     }
+
+
+Parts = tuple[Records, Records]
+"""One client's training and test records."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ the model, so that whoever predicts prepares records as they were prepared for t
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 from pathlib import Path
@@ -19,7 +19,7 @@ from dpfl.core.checks import check, whole_number
 from dpfl.core.errors import ConfigurationError, DataError, did_you_mean
 from dpfl.core.files import text_of
 from dpfl.core.types import Plain, Unit, unit_called
-from dpfl.data.cells import cell_text, column_names, column_of
+from dpfl.data.cells import column_names, column_of, person_id
 from dpfl.data.columns import Column, by_name, known_keys, listed
 from dpfl.data.records import check_data
 
@@ -28,12 +28,16 @@ from dpfl.data.records import check_data
 class Prepared:
     """A table as arrays: features (records, features), targets, and whose record each is.
 
-    ``persons`` are ids as text; None where the schema names no persons.
+    ``kept`` says which records no rule for missing values drops. ``values`` are the cells as they
+    were read (records, columns), in the schema's order; a gap is NaN. ``persons`` are ids as text,
+    None where the schema names no persons.
     """
 
     features: np.ndarray
     targets: np.ndarray
-    persons: np.ndarray | None
+    kept: np.ndarray
+    values: np.ndarray
+    persons: list[str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +148,8 @@ class Schema:
         columns. ``where`` names it in messages. Records that the rules for missing values drop are
         left out of both.
         """
-        found = self.prepare(table, where)
-        return found.features, found.targets
+        prepared = self.prepare(table, where)
+        return prepared.features[prepared.kept], prepared.targets[prepared.kept]
 
     def features(self, table: Any, where: str = "table") -> np.ndarray:
         """Return the features (float32) of a table that needs no target: for predictions.
@@ -153,7 +157,7 @@ class Schema:
         One row a record: where a rule would drop a record, it is refused.
         """
         self._check_columns(table, where, [column.name for column in self.inputs])
-        features, kept = self._features(table, where, ())
+        features, kept = self._features(self._read(self.inputs, table, where, ()), where, ())
         if not kept.all():
             place = f"{where}, record {int((~kept).argmax()) + 1}"
             remedy = "fill it in, or leave the record out: the schema drops it from training"
@@ -180,34 +184,44 @@ class Schema:
             near = did_you_mean(name, [column.name for column in self.columns])
             remedy = f"{near} Else " * near.endswith("?") + "add it to the schema, or to ignore"
             check_data(known, where, f"has a column '{name}' that the schema does not know", remedy)
-        features, kept = self._features(table, where, rows)
-        targets, persons = [], None
+        values = self._read(self.columns, table, where, rows)
+        features, kept = self._features(values, where, rows)
+        targets = []
         for column in self.outcomes:
-            values, there = column.target(where, column_of(table, column.name), rows)
-            targets.append(values)
+            target, there = column.as_target(where, values[column.name], rows)
+            targets.append(target)
             kept = kept & there
+        persons = None
         if self.person is not None:
-            ids = [cell_text(cell) for cell in column_of(table, self.person)]
-            nobody = ids.index("") if "" in ids else 0
+            persons = [person_id(cell) for cell in column_of(table, self.person)]
+            nobody = persons.index("") if "" in persons else 0
             place = rows[nobody] if rows else f"record {nobody + 1}"
             problem, remedy = f"{place} names no {self.person_word}", "every record needs one"
-            check_data("" not in ids, where, f"{problem} in '{self.person}'", remedy)
-            persons = np.array(ids, dtype=object)[kept]
-        target = targets[0] if len(targets) == 1 else np.stack(targets, axis=1)
-        return Prepared(features=features[kept], targets=target[kept], persons=persons)
+            check_data("" not in persons, where, f"{problem} in '{self.person}'", remedy)
+        return Prepared(
+            features=features,
+            targets=targets[0] if len(targets) == 1 else np.stack(targets, axis=1),
+            kept=kept,
+            values=np.stack(list(values.values()), axis=1),
+            persons=persons,
+        )
 
-    def _features(
-        self, table: Any, where: str, rows: Sequence[str]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        blocks, keeps = [], []
-        for column in self.inputs:
-            block, kept = column.encode(where, column_of(table, column.name), rows)
-            blocks.append(block)
-            keeps.append(kept)
-        lengths = {len(block) for block in blocks}
+    def _read(
+        self, columns: Iterable[Column], table: Any, where: str, rows: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Read the cells of columns as numbers, by the columns' names."""
+        values = {c.name: c.read(where, column_of(table, c.name), rows) for c in columns}
+        lengths = {len(column) for column in values.values()}
         problem = f"its columns have different lengths {sorted(lengths)}"
         check_data(len(lengths) == 1, where, problem, "give one cell per record in each column")
-        return np.concatenate(blocks, axis=1).astype(np.float32), np.logical_and.reduce(keeps)
+        return values
+
+    def _features(
+        self, values: Mapping[str, np.ndarray], where: str, rows: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        encoded = [c.as_features(where, values[c.name], rows) for c in self.inputs]
+        features = np.concatenate([block for block, _ in encoded], axis=1).astype(np.float32)
+        return features, np.logical_and.reduce([kept for _, kept in encoded])
 
     def _check_columns(self, table: Any, where: str, needed: Sequence[str]) -> None:
         names = column_names(table)

@@ -133,11 +133,11 @@ class Outcome:
         belong to the study are refused.
         """
         about, where = self.study.study, f"site '{site}'"
-        some = len(federation.shards[site].test_labels) > 0
+        some = len(federation.shards[site].without_blanks().test_labels) > 0
         check(some, where, "has no test records", "give it more records", DataError)
         learned = self.learned(federation, metric)
         task = learned.task.single
-        labels = learned.task.records(learned.shards[site].test_labels)
+        labels = learned.task.records(learned.shards[site].without_blanks().test_labels)
         model, vector, _ = self.loaded()
         private = {} if self.private is None else dict(safetensors.load(_bytes(self.private)))
         layout = Layout.of_module(model)

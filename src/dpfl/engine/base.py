@@ -18,11 +18,17 @@ from dpfl.tasks import CLASSIFICATION, Task
 
 
 class Batch(NamedTuple):
-    """Records as the model takes them, and their targets."""
+    """Records as the model takes them, and their targets; ``live`` says which of them count."""
 
     features: Tensor
     labels: Tensor
     task: Task = CLASSIFICATION
+    live: Tensor | None = None
+
+    def counted(self) -> Tensor:
+        """Which records count: no blanks, and none that is not finite or is too large."""
+        bounded = within_bounds(self.features)
+        return bounded if self.live is None else bounded & self.live
 
     def losses(self, model: nn.Module, parameters: dict[str, Tensor]) -> Tensor:
         """One loss per record, of a model with these parameters."""
@@ -37,7 +43,8 @@ class Job:
     ``start`` is the flat vector of the model it starts from. ``features`` and ``labels`` are all of
     its training records as they are stored, with their targets; ``inputs`` turns a stored batch
     into what the model takes, and ``task`` has the loss. Records, noise and dropout are drawn from
-    ``rng``.
+    ``rng``. ``live`` says which records count, and which are blanks (:mod:`dpfl.data.units`); None
+    where all count.
     """
 
     client: str
@@ -48,6 +55,7 @@ class Job:
     rng: SecretRng
     inputs: Inputs = NUMBERS
     task: Task = CLASSIFICATION
+    live: Tensor | None = None
 
 
 @runtime_checkable
@@ -82,7 +90,11 @@ def batches_of(batch: Batch, size: int) -> list[Batch]:
     """
     firsts = range(0, len(batch.labels), size)
     parts = (slice(first, first + size) for first in firsts)
-    return [Batch(batch.features[part], batch.labels[part], batch.task) for part in parts]
+    live = batch.live
+    return [
+        Batch(batch.features[p], batch.labels[p], batch.task, None if live is None else live[p])
+        for p in parts
+    ]
 
 
 def within_bounds(features: Tensor) -> Tensor:

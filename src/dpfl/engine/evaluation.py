@@ -132,7 +132,8 @@ class Evaluation:
         self, *, model: nn.Module, layout: Layout, federation: Federation, device: str
     ) -> None:
         self._model, self._layout, self._device = model, layout, device
-        self._inputs, self._shards = federation.inputs, federation.shards
+        self._inputs = federation.inputs
+        self._shards = {c: shard.without_blanks() for c, shard in federation.shards.items()}
         self._ids, self.task = federation.ids, federation.task
         self._everyone = federation.test_set()
         self.lacking = self.task.missing_from_test(self._everyone[1])

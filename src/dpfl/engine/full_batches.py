@@ -120,7 +120,8 @@ def _digest(maps: nn.Module) -> bytes:
 
 def _outer_products(layout: Layout, vector: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs and output gradients (in double precision) of every record, and the squared norms of
-    their outer products; a record that is not finite, or too large, counts as zero.
+    their outer products; a blank counts as zero, and so does a record that is not finite, or too
+    large.
     """
     inputs, weight, *bias = (batch.features, *layout.unflatten(vector).values())
     outputs = nn.functional.linear(inputs, weight, *bias)
@@ -129,6 +130,7 @@ def _outer_products(layout: Layout, vector: Tensor, batch: Batch) -> tuple[Tenso
     squares = squared_norms(inputs) + len(bias)
     whole = squares * squared_norms(slopes)
     good = (squares <= LARGEST_INPUT**2) & (whole <= LARGEST_NORM**2)  # False for NaN
+    good = good if batch.live is None else good & batch.live
     if not bool(good.all()):
         inputs, slopes = (torch.where(good[:, None], x, 0.0) for x in (inputs, slopes))
         whole = torch.where(good, whole, 0.0)

@@ -24,7 +24,7 @@ from torch.nn.modules.conv import _ConvNd
 from dpfl.core.layout import Layout
 from dpfl.core.phases import Clipping
 from dpfl.core.random import PublicSeed
-from dpfl.engine.base import Batch, Job, batches_of, within_bounds
+from dpfl.engine.base import Batch, Job, batches_of
 from dpfl.engine.coverage import learned
 from dpfl.engine.layer_rules import LayerGradient, added
 from dpfl.engine.one_by_one import OneByOne
@@ -64,7 +64,7 @@ def clipped_sum(
     with torch.no_grad():
         gradients, squares = trace.gradients(slopes)
         # Whatever is not finite in an input or an output gradient shows in the squares.
-        broken = ~((squares <= LARGEST_NORM**2) & within_bounds(batch.features))
+        broken = ~((squares <= LARGEST_NORM**2) & batch.counted())
         if bool(broken.any()):
             gradients, squares = trace.gradients(slopes, broken)
         parts: dict[str, Tensor] = {}

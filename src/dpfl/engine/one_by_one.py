@@ -19,7 +19,7 @@ from dpfl.core.grid import LARGEST_SUM, Grid
 from dpfl.core.layout import Block, Layout
 from dpfl.core.phases import Clipping, Phase
 from dpfl.core.random import NoiseAhead, SecretRng
-from dpfl.engine.base import Batch, Job, batches_of, within_bounds
+from dpfl.engine.base import Batch, Job, batches_of
 from dpfl.engine.process import check_arithmetic, failures_of, one_thread
 from dpfl.numerics.clipping import LARGEST_NORM, clip_factor, layer_factors, squared_norms
 from dpfl.plugs.sampling import PoissonBatches, sampler
@@ -69,7 +69,8 @@ class OneByOne:
         still = {"all": slice(0), "head": slice(layout.head.start), "body": layout.head}[phase.part]
         for rows in records.draw(job.rng.child("records", number), phase.steps):
             features = job.inputs(job.features[rows].to(self.device))
-            batch = Batch(features, job.labels[rows].to(self.device), job.task)
+            live = None if job.live is None else job.live[rows].to(self.device)
+            batch = Batch(features, job.labels[rows].to(self.device), job.task, live)
             with self._dropout_from(dropout), _unwritten(vector, *model.parameters()):
                 gradient = self._gradient(phase, model, layout, vector, batch)
             if phase.sum_only:
@@ -126,10 +127,18 @@ class OneByOne:
     def mean_gradient(
         self, model: nn.Module, layout: Layout, vector: Tensor, batch: Batch
     ) -> Tensor:
-        """Gradient of the mean loss of a batch, for plain SGD; zero for an empty batch."""
+        """Gradient of the mean loss of a batch, for plain SGD; zero for an empty batch.
+
+        Blanks are left out of the sum, and counted in what it is divided by.
+        """
+        share, live = 1.0, batch.live
+        if live is not None and not bool(live.all()):
+            share = float(live.sum()) / len(live)
+            batch = Batch(batch.features[live], batch.labels[live], batch.task)
         if len(batch.labels) == 0:
             return torch.zeros_like(vector)
-        return layout.flatten(_gradients(model, layout.unflatten(vector), batch))
+        gradient = layout.flatten(_gradients(model, layout.unflatten(vector), batch))
+        return gradient if share == 1.0 else gradient.mul_(share)
 
     def clipped_mean(
         self, model: nn.Module, layout: Layout, vector: Tensor, batch: Batch, clip: float
@@ -173,7 +182,7 @@ class OneByOne:
                 found = gradients(parameters, some.features, some.labels)
             rows = torch.cat([found[b.name].reshape(len(some.labels), -1) for b in layout], dim=1)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-            whole = (norms <= LARGEST_NORM) & within_bounds(some.features)
+            whole = (norms <= LARGEST_NORM) & some.counted()
             rows = torch.where(whole[:, None], rows, torch.zeros_like(rows))
             total += _weighted(layout, rows.to(torch.float64), norms, clip, clipping)
         return total

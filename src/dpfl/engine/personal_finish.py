@@ -73,7 +73,7 @@ def personal_finish(
     layer behind public maps, a task that is not a classification of single records, and fewer than
     two test records, or records that do not define the metric.
     """
-    layout = Layout.of_module(model)
+    layout, shard = Layout.of_module(model), shard.without_blanks()
     fitting = task.plain and task.softmax and public_maps(model, layout) is not None
     if not fitting or len(shard.test_labels) < 2:
         return None

@@ -96,6 +96,7 @@ class BlockRecords:
         self._block = block
         self.features, starts = side_by_side([job.features for job in block.jobs])
         self._labels, label_starts = side_by_side([job.labels for job in block.jobs])
+        self._live = _live_records(block.jobs)
         self.starts = np.array(starts)[:, None]
         self._label_starts = np.array(label_starts)[:, None]
         # A record more, so that there is one where nothing was drawn.
@@ -105,14 +106,21 @@ class BlockRecords:
         before = np.concatenate([[0], np.cumsum(block.sizes.sum(axis=0))[:-1]])
         self._begins = before + np.cumsum(block.sizes, axis=0) - block.sizes
 
+    @property
+    def has_blanks(self) -> bool:
+        """Whether some records do not count."""
+        return self._live is not None
+
     def look_up(self, steps: slice, places: np.ndarray) -> Part:
         """Look up some places of the batches of some steps, for all clients at once.
 
-        A place without a record has the client's first one, and does not count.
+        A place without a record has the client's first one, and does not count; nor does a blank.
         """
         counted = places < self._block.sizes[steps, :, None]
         chosen = np.where(counted, self._begins[steps, :, None] + places, 0)
         own = np.where(counted, self._drawn.numpy()[chosen], 0)
+        if self._live is not None:
+            counted = counted & self._live[np.arange(len(self._live))[:, None], own]
         labels = self._labels[torch.from_numpy(own + self._label_starts)]
         rows, device = torch.from_numpy(own + self.starts), self._block.device
         return Part(rows, labels.to(device), torch.from_numpy(counted).to(device))
@@ -121,6 +129,17 @@ class BlockRecords:
         """Gather features as the model takes them, client after client."""
         found = self.features.index_select(0, rows.flatten()).to(self._block.device)
         return self._block.jobs[0].inputs(found)
+
+
+def _live_records(jobs: Sequence[Job]) -> np.ndarray | None:
+    """Which records of each job count, (jobs, records of the largest); None where all do."""
+    if all(job.live is None for job in jobs):
+        return None
+    live = np.ones((len(jobs), max(len(job.labels) for job in jobs)), dtype=bool)
+    for row, job in zip(live, jobs, strict=True):
+        if job.live is not None:
+            row[: len(job.live)] = job.live.numpy()
+    return live
 
 
 def side_by_side(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
@@ -164,5 +183,6 @@ def plain_sums(block: PhaseBlock, vectors: Tensor) -> Iterator[Tensor]:
             with torch.no_grad():
                 # What does not count must not be multiplied by zero if it is not finite.
                 broken = ~counts & ~torch.isfinite(found.slopes[-1]).all(dim=-1)
+                broken = ~counts if records.has_blanks else broken
                 found.without(broken).add_up([counts.to(torch.float32)] * len(into), into)
         yield totals

@@ -153,6 +153,8 @@ class ClippedSums:
         else:
             squares = self._norms[part.rows].to(self._block.device)
         broken, found = ~(squares <= LARGEST_NORM**2), self._slopes(part, features)
+        if self._records.has_blanks:
+            broken |= ~part.counts
         terms, layers = [], zip(self._stacks, found.inputs, found.slopes, strict=True)
         for i, (stack, a, d) in enumerate(layers):
             if i > 0 or not self._raw_first:

@@ -22,11 +22,13 @@ def fits_row_span(block: PhaseBlock) -> bool:
     """Whether a phase is plain SGD on one linear layer under cross-entropy, with few records beside
     its features.
 
-    It must also look at every record twice or more: products of records are computed first.
+    It must also look at every record twice or more: products of records are computed first. No
+    record may be a blank.
     """
     first, most = block.first, max(len(job.labels) for job in block.jobs)
     plain = block.chain.one_layer and block.task.softmax
-    if not plain or first.clip is not None or first.part != "all":
+    blanks = any(job.live is not None for job in block.jobs)
+    if not plain or first.clip is not None or first.part != "all" or blanks:
         return False
     if block.momentum is not None or block.pull is not None:  # steps that depend on more than W
         return False

@@ -51,6 +51,9 @@ class Measure:
 
     name: ClassVar[str]
     higher_is_better: ClassVar[bool] = True
+    blank: ClassVar[float] = 0.0
+    """Each number of the statistic of a blank, a record that does not count: the worst there is, or
+    zero where the statistic counts records."""
 
     @property
     def numbers(self) -> int:
@@ -72,10 +75,13 @@ class Measure:
         """
         raise NotImplementedError
 
-    def summed(self, task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
+    def summed(
+        self, task: Task, outputs: Tensor, targets: Tensor, live: Tensor | None = None
+    ) -> Tensor:
         """Add up the statistics of a batch, exactly, in double precision.
 
-        A row outside the unit ball, or with a number that is not finite, counts as zero.
+        ``live`` says which records are no blanks (None: all). A row outside the unit ball, or with a number
+        that is not finite, counts as zero.
         """
         if not len(targets):
             return torch.zeros(self.numbers, dtype=torch.float64)
@@ -83,6 +89,7 @@ class Measure:
         problem = f"gives {tuple(rows.shape)} for {len(targets)} records of {self.numbers}"
         good = rows.shape == (len(targets), self.numbers)
         check(good, f"measure {self.name}", problem, "match statistic and numbers")
+        rows = rows if live is None else torch.where(live[:, None], rows, self.blank)
         inside = torch.linalg.vector_norm(rows, dim=1, keepdim=True) <= 1  # False for NaN
         steps = torch.where(inside, rows, torch.zeros_like(rows)).mul_(_STEPS).trunc_()
         return steps.sum(dim=0) / _STEPS
@@ -123,11 +130,12 @@ class Accuracy(Measure):
 class MeanLoss(Measure):
     """The mean loss, each record's brought into -``bound`` .. ``bound``, a public number.
 
-    A loss that is not a number counts as the bound.
+    A loss that is not a number counts as the bound, and so does a blank.
     """
 
     name: ClassVar[str] = "loss"
     higher_is_better: ClassVar[bool] = False
+    blank: ClassVar[float] = 1.0
     bound: float
 
     def __post_init__(self) -> None:

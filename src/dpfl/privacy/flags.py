@@ -77,8 +77,8 @@ _ABOUT = {
     "which only a simulation may see",
     Flag.UNACCOUNTED_STOP: "UNACCOUNTED STOP: when training ended may depend on the clients' "
     "records (test scores, a callback), and no epsilon covers that",
-    Flag.STRATIFIED: "STRATIFIED: test records were chosen by their labels; epsilon is as stated "
-    "only if that choice is public",
+    Flag.STRATIFIED: "STRATIFIED: labels decided who holds a record or which are tested on; "
+    "epsilon is as stated only if that choice is public",
     Flag.ONE_SIDED: "ONE-SIDED TEST: the test records lack a kind of record",
 }
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Downlink, Shared, Who
+from dpfl.data.records import Records
 from dpfl.engine.base import Engine, Job
 from dpfl.rounds.codec import decode_download, encode_upload
 from dpfl.rounds.enrol import Agreement
@@ -129,6 +130,7 @@ def _trained(
                 rng=rngs[member.id].child("work"),
                 inputs=member.inputs,
                 task=member.task,
+                live=member.shard.live,
             )
         )
     pooled = [_pooled(jobs)] if strategy.local.pooled else jobs
@@ -160,7 +162,15 @@ def _pooled(jobs: Sequence[Job]) -> Job:
         phases=phases,
         features=torch.cat([job.features for job in jobs]),
         labels=torch.cat([job.labels for job in jobs]),
+        live=_pooled_live(jobs),
     )
+
+
+def _pooled_live(jobs: Sequence[Job]) -> Tensor | None:
+    """Which of the records of all count; None where all do."""
+    if all(job.live is None for job in jobs):
+        return None
+    return torch.cat([Records(job.features, job.labels, job.live).counted for job in jobs])
 
 
 def staged(

@@ -41,8 +41,8 @@ def measured_answer(
     ``summed`` says that clients' integers are added up, and need a public bound.
 
     *Formal guarantees.* Every record's statistic is computed on its own and lies in the unit ball
-    for each model; sums are exact. They are rounded onto the grid of the noise, and noise of
-    ``std`` is added there.
+    for each model; a blank has a constant one; sums are exact. They are rounded onto the grid of
+    the noise, and noise of ``std`` is added there.
     """
     totals = torch.stack([_total(measure, model, member) for model in models])
     grid = Grid.of(std)
@@ -52,14 +52,15 @@ def measured_answer(
 def _total(measure: Measure, model: nn.Module, member: Member) -> Tensor:
     """The exact sum of the statistics of a client's test records."""
     shard, parameters = member.shard, {k: v.data for k, v in model.named_parameters()}
-    parts = shard.test_features, shard.test_labels
+    counted = shard.test.counted[slice(*shard.test_span)]
+    parts = shard.test_features, shard.test_labels, counted
     total = torch.zeros(measure.numbers, dtype=torch.float64)
     with torch.no_grad(), in_mode(model, training=False):
         batches = (torch.split(part, _RECORDS_AT_ONCE) for part in parts)
-        for features, targets in zip(*batches, strict=True):
+        for features, targets, live in zip(*batches, strict=True):
             batch = channels_last(member.inputs(features))
             outputs = member.task.outputs(lambda x: outputs_of(model, parameters, x), batch)
-            total += measure.summed(member.task, outputs, targets)
+            total += measure.summed(member.task, outputs, targets, live)
     return total
 
 

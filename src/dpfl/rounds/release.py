@@ -72,7 +72,10 @@ def release_answer(
     each = replace(release, bound=1.0) if local.whole else release
     for chosen in torch.split(torch.arange(shard.examples), _AT_ONCE):
         inputs = _inputs_of(model, release.into, member.inputs(shard.features[chosen]))
-        total += each.clipped_sum(inputs, shard.labels[chosen], shape)
+        labels = shard.labels[chosen]
+        if shard.live is not None:  # blanks are computed like every record, and left out
+            inputs, labels = inputs[shard.live[chosen]], labels[shard.live[chosen]]
+        total += each.clipped_sum(inputs, labels, shape)
     if local.whole:
         total = clipping.clip(total / shard.examples, release.bound)
     multiplier = agreement.release_noise(round_, member.participant)
