@@ -414,7 +414,7 @@ def test_a_budget_that_is_used_up_ends_the_site_s_part_whatever_the_server_says(
     (line,) = site.spent()
     assert 3.5 < line.epsilon <= 4.0
     second = site.answer(desk.train(1, **lie))
-    one_sentence(second, "does not cover another round")
+    one_sentence(second, "takes no further part in this study")
     assert second.header["more"] is False
     third = site.answer(Desk(study_values("weiavg", rounds=3), run="another").terms())
     assert third.header.get("more") is False or not third.accepted
@@ -725,7 +725,7 @@ def test_a_download_of_another_round_than_the_one_that_is_charged_is_refused(
 
 
 def test_records_that_changed_are_not_called_a_spent_budget(tmp_path: Path) -> None:
-    """An export that rewrites the table in mid-study must not put the site out of the study."""
+    """The site stops; its log says why, the server hears what it hears of any site that stops."""
     site, desk = make_site(tmp_path / "a", "a"), Desk(study_values())
     assert site.answer(desk.terms()).accepted
     assert site.answer(desk.train(0)).accepted
@@ -733,9 +733,12 @@ def test_records_that_changed_are_not_called_a_spent_budget(tmp_path: Path) -> N
     whole = records.read_text()
     records.write_text("".join(whole.splitlines(keepends=True)[:20]))
     answer = Site(site.folder).answer(desk.train(1))
-    one_sentence(answer, "not those that its plan was made for")
-    assert Reply.of(answer).more  # it is asked again
+    one_sentence(answer, "takes no further part in this study")
+    assert not Reply.of(answer).more
     assert charged(site) == {0}
+    assert "not those that the study was planned for" in (site.folder / "site.log").read_text()
+    again = Site(site.folder).answer(desk.train(0))  # what was stored is sent again
+    assert again.accepted and not Reply.of(again).more
     records.write_text(whole)
     assert Site(site.folder).answer(desk.train(1)).accepted
 

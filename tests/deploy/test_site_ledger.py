@@ -14,7 +14,7 @@ from dpfl.deploy.messages import Message
 from dpfl.deploy.site import Site
 from dpfl.privacy.chain import Entry
 from dpfl.privacy.costs import Charge, PrivacyPlan
-from dpfl.privacy.site_ledger import SiteLedger
+from dpfl.privacy.site_ledger import PlannedUnits, SiteLedger
 from tests.deploy.federation import CLIENT, Desk, charged, make_site, study_values
 
 RUN = "run-1"
@@ -31,7 +31,7 @@ import os, signal, sqlite3, sys
 from pathlib import Path
 from dpfl.deploy import site as module
 from dpfl.privacy.chain import Entry
-from dpfl.privacy.site_ledger import SiteLedger
+from dpfl.privacy.site_ledger import PlannedUnits, SiteLedger
 from dpfl.rounds import Agreement
 from tests.deploy.federation import Desk, study_values
 
@@ -152,6 +152,7 @@ def test_what_belongs_to_a_charge_is_written_with_it_or_not_at_all(
     cost = desk.agreement().cost(Observer.WORLD, site.member().participant)
     ledger = site.ledger()
     ledger.register(RUN, seeded=False, title="t")
+    ledger.agree(RUN, "terms", PlannedUnits("u", 8, 2, frozenset()))
     ledger.commit(RUN, [PrivacyPlan(account="a", observer=Observer.WORLD, cost=cost, releases=1)])
     charge = [Charge(account="a", observer=Observer.WORLD, cost=cost)]
 
@@ -162,10 +163,10 @@ def test_what_belongs_to_a_charge_is_written_with_it_or_not_at_all(
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
         patch.setattr(Entry, "seal", fails)
-        ledger.charge_and_store(RUN, 0, charge, b"sent", b"")
+        ledger.charge_and_store(RUN, 0, charge, b"sent", b"", units="u")
     assert ledger.charged(RUN, Observer.WORLD) == set()
     assert ledger.answered(RUN) is None
-    assert ledger.charge_and_store(RUN, 0, charge, b"sent", b"")
+    assert ledger.charge_and_store(RUN, 0, charge, b"sent", b"", units="u")
     assert (ledger.answered(RUN), ledger.charged(RUN, Observer.WORLD)) == (
         (0, b"sent", b""),
         {(0, "a")},
@@ -180,13 +181,14 @@ def test_nothing_is_kept_of_an_answer_that_the_budget_does_not_cover(tmp_path: P
     )
     ledger = site.ledger()
     ledger.register(RUN, seeded=False, title="t")
+    ledger.agree(RUN, "terms", PlannedUnits("u", 8, 2, frozenset()))
     affordable = ledger.affordable_releases("a", cost, {Observer.WORLD}, 100)
     assert 0 < affordable < 100
     ledger.commit(RUN, [PrivacyPlan(account="a", observer=Observer.WORLD, cost=cost, releases=100)])
     charge = [Charge(account="a", observer=Observer.WORLD, cost=cost)]
     for round_ in range(affordable):
-        assert ledger.charge_and_store(RUN, round_, charge, b"payload", b"")
-    assert ledger.charge_and_store(RUN, affordable, charge, b"another", b"") is False
+        assert ledger.charge_and_store(RUN, round_, charge, b"payload", b"", units="u")
+    assert ledger.charge_and_store(RUN, affordable, charge, b"another", b"", units="u") is False
     answered = ledger.answered(RUN)
     assert answered is not None
     assert (answered.round, answered.payload) == (affordable - 1, b"payload")

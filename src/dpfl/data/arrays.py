@@ -27,7 +27,7 @@ ENCODE = "encode texts with the vocabulary that was named"
 
 def client_parts(
     client: Any,
-    arrays: Sequence[Any],
+    arrays: Sequence[Any] | Units,
     *,
     task: Task,
     tokens: bool,

@@ -139,12 +139,17 @@ def _is_table(value: Any) -> bool:
 
 
 def arrays_of(
-    tables: Mapping[Any, ClientTable], schema: Schema | None, target: str | None, options: Plain
+    tables: Mapping[Any, ClientTable],
+    schema: Schema | None,
+    target: str | None,
+    options: Plain,
+    key: UnitKey | None = None,
 ) -> tuple[dict[Any, Any], Plain]:
     """Each client's features and targets, and the options of a federation that is built of them.
 
     Without a schema all columns are numbers, and ``target`` names the target (the last column if
-    None). ``options`` are those of :meth:`dpfl.Federation.from_arrays`.
+    None). ``options`` are those of :meth:`dpfl.Federation.from_arrays`. Units are marked under the
+    ``key``, which follows from the seed unless it is given.
     """
     if schema is None:
         arrays = {name: plain_columns(t.columns, target, t.where) for name, t in tables.items()}
@@ -154,7 +159,10 @@ def arrays_of(
     found: dict[Any, Any] = {}
     for name, table in tables.items():
         seed = PublicSeed(int(options.get("seed", 0))).child("split", str(name))
-        found[name] = units_of(schema, table, UnitKey.of(seed))
+        units = found[name] = _units(schema, table, key or UnitKey.of(seed))
+        problem = f"has {len(units.marks)} {schema.unit}(s), too few for a train and a test part"
+        remedy = "leave this client out, or join it with another one"
+        check_data(key is not None or len(units.marks) >= 2, table.where, problem, remedy)
     task = _task_of(schema, options.get("task"))
     split = options.get("stratified", False) and not schema.single
     remedy = "leave stratified out, or use one record per person"
@@ -163,18 +171,14 @@ def arrays_of(
     return found, {**options, "task": task, "unit": schema.unit, "schema": schema}
 
 
-def units_of(schema: Schema, table: ClientTable, key: UnitKey) -> Units:
+def _units(schema: Schema, table: ClientTable, key: UnitKey) -> Units:
     """One client's units: its records, or its persons with a bounded number of records each."""
     made = schema.prepare(table.columns, table.where, table.rows)
     most = schema.records_per_person
     size = len(set(made.persons or ())) * most * made.features[:1].nbytes
     problem = f"{most} places for each {schema.unit} take {size / 2**30:.3g} GiB"
     check_data(size <= MEMORY, table.where, problem, "use fewer records_per_person")
-    units = table_units(made, key, most)
-    problem = f"has {len(units.marks)} {schema.unit}(s), too few for a train and a test part"
-    remedy = "leave this client out, or join it with another one"
-    check_data(len(units.marks) >= 2, table.where, problem, remedy)
-    return units
+    return table_units(made, key, most)
 
 
 def _task_of(schema: Schema, given: Given) -> Task:

@@ -165,7 +165,7 @@ class Federation(Sources):
     @classmethod
     def from_arrays(
         cls,
-        clients: Mapping[Any, Sequence[Any]],
+        clients: Mapping[Any, Sequence[Any] | Units],
         *,
         budgets: Mapping[Any, Budget] | None = None,
         client_settings: Mapping[Any, ClientSettings] | None = None,

@@ -151,14 +151,22 @@ class Shard:
 
     @classmethod
     def of(
-        cls, features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor
+        cls,
+        features: Tensor,
+        labels: Tensor,
+        test_features: Tensor,
+        test_labels: Tensor,
+        *,
+        live: Tensor | None = None,
+        test_live: Tensor | None = None,
     ) -> Shard:
-        """Hold records that nobody else shares.
+        """Hold records that nobody else shares; ``live`` and ``test_live`` say which count.
 
         >>> Shard.of(torch.zeros(3, 2), torch.zeros(3), torch.zeros(1, 2), torch.zeros(1))
         Shard(3 training and 1 test records)
         """
-        train, test = Records(features, labels), Records(test_features, test_labels)
+        train = Records(features, labels, live)
+        test = Records(test_features, test_labels, test_live)
         spans = (0, len(labels)), (0, len(test_labels))
         return cls(train=train, span=spans[0], test=test, test_span=spans[1])
 

@@ -42,6 +42,7 @@ def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
         first, where = first or names, str(path)
         problem = f"has columns {names}, unlike {files[0].name}"
         check_data(names == first, where, problem, "use the same columns in the same order")
+        check_data(len(table) > 0, where, "holds no record", "leave this client out")
         clients[path.stem] = _split(path, names, table, label)
     return clients
 
@@ -89,7 +90,6 @@ def _split(path: Path, names: list[str], table: np.ndarray, label: str | None) -
     problem = "has no column beside the label"
     check_data(len(names) > 1, where, problem, "give at least one column of features")
     column = -1 if label is None else names.index(label)
-    check_data(len(table) > 0, where, "holds no record", "leave this client out")
     representable = np.isfinite(table) & (np.abs(table) < np.finfo(np.float32).max)
     for row, at in np.argwhere(~representable):
         problem = f"record {row + 1} has no number in '{names[at]}'"

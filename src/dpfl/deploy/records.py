@@ -1,5 +1,6 @@
 """A site with its records: read once, and again only when its file or its settings change."""
 
+import secrets
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +18,16 @@ from dpfl.data.federation import Federation
 from dpfl.data.records import Shard
 from dpfl.data.schema import Schema
 from dpfl.data.tables import read_columns, read_file
+from dpfl.data.units import UnitKey, Units, record_units
 from dpfl.deploy.kept_records import Records as Records
 from dpfl.deploy.policy import check_offer
-from dpfl.deploy.site_folder import SiteFolder
+from dpfl.deploy.site_folder import LEDGER, SiteFolder
 from dpfl.engine.base import Engine
 from dpfl.methods import METHODS
 from dpfl.models import check_model
 from dpfl.models.featured import with_features
 from dpfl.privacy.flags import Flag, RaisedFlag
+from dpfl.privacy.site_ledger import PlannedUnits, SiteLedger
 from dpfl.rounds.members import Member, honest_members
 from dpfl.runs.deployment import StudyFile, site_task
 from dpfl.runs.experiment import Experiment
@@ -32,17 +35,67 @@ from dpfl.runs.sections import TaskSection
 from dpfl.runs.site_file import SITE_FILE, SiteFile
 from dpfl.tasks import Regression, Task, make_task
 
-SCHEMA_FILE = "schema.toml"
+SCHEMA_FILE, UNITS_KEY = "schema.toml", "units.key"
 
 
 class LoadedSite(SiteFolder):
-    """A site that knows its records. ``records`` keeps them for the next message."""
+    """A site that knows its records. ``records`` keeps them for the next message.
+
+    Its units are those of the next study: withdrawn ones are left out. :meth:`enter` makes them
+    those of a study that has begun.
+    """
 
     def __init__(self, folder: Path, records: Records | None = None) -> None:
         super().__init__(folder)
         self.file.check_methods(METHODS, str(folder / SITE_FILE))
         self.schema = self._read_schema()
         self._records = records or Records()
+        self._left: tuple[frozenset[bytes], frozenset[bytes]] | None = None
+
+    @property
+    def units_key(self) -> UnitKey:
+        """The secret under which units are marked and set aside for testing, made once."""
+        path = self.folder / UNITS_KEY
+        if not path.exists():
+            if (self.folder / LEDGER).exists():
+                with closing(self.ledger(reading=True)) as ledger:
+                    problem = "is missing: who was withdrawn, and who is tested on, is not known"
+                    new = not (ledger.withdrawals() or ledger.runs_with_units())
+                    check(new, str(path), problem, "restore it from a backup", FolderError)
+            write_safely(path, secrets.token_hex(32).encode(), secret=True)
+        try:
+            return UnitKey(bytes.fromhex(path.read_text().strip()))
+        except (OSError, ValueError) as error:
+            raise FolderError(str(path), f"cannot be used ({error})", "restore it") from error
+
+    def enter(self, ledger: SiteLedger, run: str | None) -> PlannedUnits | None:
+        """Go on with the units of a run, or of the next study; return what the run was planned for.
+
+        Units that were withdrawn since a run began stay in it as blanks.
+        """
+        planned = None if run is None else ledger.units(run)
+        blanks = frozenset[bytes]() if planned is None else planned.blanks
+        self._left = frozenset(ledger.withdrawals()), blanks
+        return planned
+
+    def planned_units(self) -> PlannedUnits:
+        """Name and count the units of the study, as they are now."""
+        shard, kept = self.federation().shards[self.id], self._records
+        if kept.planned is None:
+            key, blanks = self.units_key, self._withdrawn()[1]
+            if kept.units is None:  # an embedded data set
+                digest = key.hash("units", self.federation().fingerprint().encode()).hex()
+            else:
+                digest = kept.units.in_study(*self._withdrawn()).digest(key, blanks)
+            kept.planned = PlannedUnits(digest, shard.examples, len(shard.test_labels), blanks)
+        return kept.planned
+
+    def _withdrawn(self) -> tuple[frozenset[bytes], frozenset[bytes]]:
+        """The marks of all units that were withdrawn, and of those that are blanks of the study."""
+        if self._left is None and (self.folder / LEDGER).exists():
+            with closing(self.ledger(reading=True)) as ledger:
+                self.enter(ledger, None)
+        return self._left or (frozenset(), frozenset())
 
     def _read_schema(self) -> Schema | None:
         """Read what the columns of the records hold; the budget must be about the same unit."""
@@ -70,7 +123,7 @@ class LoadedSite(SiteFolder):
         """
         path, remedy = folder / SITE_FILE, "run it, or name another folder"
         check(not path.exists(), str(folder), "already holds a site", remedy, FolderError)
-        made = [path]
+        made = [path, folder / UNITS_KEY]
         if schema is not None:
             made.append(folder / SCHEMA_FILE)
             values = {**values, "data": {**values["data"], "schema": SCHEMA_FILE}}
@@ -98,8 +151,11 @@ class LoadedSite(SiteFolder):
         if data.file is not None and is_there(path := self.folder / data.file):
             key = (*key, path.stat().st_mtime_ns, path.stat().st_size)
         if kept.federation is None or kept.key != key:
-            kept.key, kept.federation, kept.learned = key, self._read_records(), None
-            kept.featured = None
+            kept.key, kept.federation = key, None
+            kept.units, kept.options = self._read_units()
+        if kept.federation is None or kept.study != self._withdrawn():
+            kept.study, kept.federation = self._withdrawn(), self._of_study()
+            kept.learned = kept.featured = kept.planned = None
         if task is None:
             return kept.federation
         if kept.learned is None or kept.learned.task.single != task:
@@ -125,19 +181,27 @@ class LoadedSite(SiteFolder):
         made = kept.featured[1]
         return replace(member, shard=made.shards[self.id], inputs=made.inputs)
 
-    def _read_records(self) -> Federation:
-        """Read the records: from a file, or from a client of an embedded data set."""
-        data = self.file.data
-        if data.file is not None and self.schema is not None:
-            path = self.folder / data.file
-            columns, rows = read_columns(path)
-            tables = {self.id: ClientTable(columns, str(path), rows)}
-            arrays, options = arrays_of(tables, self.schema, None, {})
-            return Federation.from_arrays(arrays, **options)
-        if data.file is not None:
-            records = {self.id: read_file(self.folder / data.file, data.label)}
+    def _read_units(self) -> tuple[Units | None, Plain]:
+        """Read the units of the file, and the options of a federation of them."""
+        data, key = self.file.data, self.units_key
+        if data.file is None:
+            return None, {}
+        path = self.folder / data.file
+        if self.schema is None:
+            features, labels = read_file(path, data.label)
             task = Regression() if data.targets == "numbers" else None
-            return Federation.from_arrays(records, task=task, classes=data.classes)
+            return record_units(features, labels, key), {"task": task, "classes": data.classes}
+        columns, rows = read_columns(path)
+        tables = {self.id: ClientTable(columns, str(path), rows)}
+        arrays, options = arrays_of(tables, self.schema, None, {}, key)
+        return arrays[self.id], options
+
+    def _of_study(self) -> Federation:
+        """The site's units in the study, or a client of an embedded data set."""
+        data, kept = self.file.data, self._records
+        if kept.units is not None:
+            units = kept.units.in_study(*self._withdrawn())
+            return Federation.from_arrays({self.id: units}, key=self.units_key, **kept.options)
         values = {
             "data": {"name": data.dataset},
             **({"task": {"name": "regression"}} if data.targets == "numbers" else {}),
@@ -233,7 +297,8 @@ def for_task(declared: Federation, task: Task) -> Federation:
             task.check_targets(f"client '{client}'", targets.numpy())
             for targets in (shard.labels, shard.test_labels)
         )
-        shards[client] = Shard.of(shard.features, own, shard.test_features, test)
+        live = {"live": shard.live, "test_live": shard.test_live}
+        shards[client] = Shard.of(shard.features, own, shard.test_features, test, **live)
     return replace(declared, shards=shards, task=task)
 
 

@@ -32,11 +32,16 @@ from dpfl.deploy.requests import (
 )
 from dpfl.deploy.site_folder import WORKER_LOG, log, note_sent
 from dpfl.deploy.site_sum import SiteSum
-from dpfl.privacy.site_ledger import SiteLedger
+from dpfl.privacy.site_ledger import PlannedUnits, SiteLedger, UnitsWithdrawn
 from dpfl.rounds.measure import records_of
 
 _DIED = "ended over this message"
+STOPPED = "it takes no further part in this study"
+"""What a server is told by every site that has stopped, whatever the reason."""
+
 _OUT_OF_BUDGET = "its budget does not cover another round"
+_CHANGED = "its records are not those that the study was planned for; put back what was there"
+_EARLIER = "it began under an earlier rule for setting test records aside, and cannot go on"
 
 
 class Site(BoundSite):
@@ -69,91 +74,118 @@ class Site(BoundSite):
             self.log(str(error))
             proof = self.proof(message.header.get("run"))  # what is final must be this site's
             return refusal(str(error), site=self.id, code=error.exit_code, **proof)
+        except UnitsWithdrawn:
+            return self._answered(message)
         except Exception as error:
             # What went wrong with data, ledger or code may reveal records: it stays here.
             self.log(f"{type(error).__name__}: {error}")
             return refusal(WENT_WRONG, site=self.id, code=1)
 
     def _answer(self, request: Request) -> Message:
-        """Answer a request by its kind."""
-        match request:
-            case Hello():
-                return self._introduce(request)
-            case TermsRequest():
-                return self._accept_terms(request)
-            case TrainingRequest():
-                return self._train(request)
-            case SumRequest():
-                return self._add_up(request)
-            case Delivery():
-                return self._keep(request)
+        """Answer a request by its kind, with the units of its study."""
+        with closing(self.ledger()) as ledger:
+            planned = self.enter(ledger, request.run)
+            match request:
+                case Hello():
+                    return self._introduce(request, planned)
+                case TermsRequest():
+                    return self._accept_terms(ledger, request)
+                case TrainingRequest():
+                    return self._train(ledger, request)
+                case SumRequest():
+                    return self._add_up(ledger, request)
+                case Delivery():
+                    return self._keep(ledger, request)
         raise AssertionError(request)
 
-    def _introduce(self, request: Hello) -> Message:
-        """Say who this is, and what it claims, if the study is acceptable."""
+    def _introduce(self, request: Hello, planned: PlannedUnits | None) -> Message:
+        """Say who this is, and what it claims, if the study is acceptable.
+
+        Once a study is agreed on it claims what it did then, whatever its records are now.
+        """
         self.check_study(request.study)
         token, member = self.token(request.run), self.member()
-        tested = records_of(member) if request.study.accounted else 0
-        claims = replace(member.claims, test_examples=tested)
+        examples = member.claims.examples if planned is None else planned.trained
+        tested = records_of(member) if planned is None else planned.tested
+        tested = tested if request.study.accounted else 0
+        claims = replace(member.claims, examples=examples, test_examples=tested)
         said = Introduction(site=self.id, claims=claims, token=token, version=__version__)
         if request.study.secure_sum:
             said = replace(said, identity=self.identity_key)
         return said.to_message()
 
-    def _accept_terms(self, request: TermsRequest) -> Message:
+    def _changed(self, ledger: SiteLedger, request: UnderTerms) -> bool:
+        """Whether the units are not those that an agreed study was planned for; the log says so."""
+        planned = ledger.units(request.run)
+        if ledger.agreed(request.run) is None:
+            return False
+        if planned is not None and planned.digest == self.planned_units().digest:
+            return False
+        self.log(f"{request.study.study.name}: {_EARLIER if planned is None else _CHANGED}")
+        return True
+
+    def _accept_terms(self, ledger: SiteLedger, request: TermsRequest) -> Message:
         """Accept the terms. Once they are binding the site commits to its plan.
 
         That happens before it releases anything. An amplified cost is charged for all rounds now,
         drawn or not. Terms that are not binding yet cost nothing: the server asks who would accept
         them, and leaves the others out of the population.
         """
-        commitment, run = self.commitment(request), request.run
+        run, token = request.run, self.token(request.run)
+        agreed = ledger.agreed(run)
+        if request.binding and agreed == request.digest() and self._changed(ledger, request):
+            return acceptance(self.id, more=False, token=token)
+        commitment = self.commitment(request)
         if request.study.secure_sum:
             check_identities(self.file, self.identity_key, request.identities)
-        with closing(self.ledger()) as ledger:
-            if not request.binding or ledger.agreed(run) is None:
-                commitment.check(ledger)
-            token = self.token(run)
-            if not request.binding:
-                return acceptance(self.id, more=True, token=token)
-            study, new = request.study, ledger.agreed(run) is None
-            ledger.register(run, seeded=study.seeded, title=study.title)
-            same, problem = ledger.agree(run, request.digest()), "are not those agreed on before"
-            check(same, "terms", problem, "begin another run", PeerError)
-            commitment.make(ledger, run)
-            if new:
-                what = f"{study.study.name}: {study.method_text} (run {run})"
-                self.log(f"agreed to {request.terms.rounds} rounds of {what}")
-            more = commitment.covers(ledger, run, commitment.agreement.first_round)
-            if not more:
-                self.log(f"{study.study.name}: its budget does not cover a round")
-            return acceptance(self.id, more=more, token=token)
+        if not request.binding or agreed is None:
+            commitment.check(ledger)
+        if not request.binding:
+            return acceptance(self.id, more=True, token=token)
+        study = request.study
+        ledger.register(run, seeded=study.seeded, title=study.title)
+        same = ledger.agree(run, request.digest(), self.planned_units())
+        check(same, "terms", "are not those agreed on before", "begin another run", PeerError)
+        commitment.make(ledger, run)
+        if agreed is None:
+            what = f"{study.study.name}: {study.method_text} (run {run})"
+            self.log(f"agreed to {request.terms.rounds} rounds of {what}")
+        more = commitment.covers(ledger, run, commitment.agreement.first_round)
+        if not more:
+            self.log(f"{study.study.name}: its budget does not cover a round")
+        return acceptance(self.id, more=more, token=token)
 
-    def _train(self, request: TrainingRequest) -> Message:
+    def _train(self, ledger: SiteLedger, request: TrainingRequest) -> Message:
         """Answer one round: check, work, then charge and store the answer before it is sent."""
-        commitment, run, round_ = self.commitment(request), request.run, request.round
-        with closing(self.ledger()) as ledger:
-            self._check_agreed(ledger, request)
-            part = self.part_of_sum(ledger, request, commitment.agreement)
-            if problem := commitment.unplanned(round_):
-                return refusal(problem, site=self.id)
-            order = partial(place, request.study, commitment.agreement)
-            last = ledger.answered(run)
-            if last is not None and last.round == round_:  # the same bytes, already charged
-                if not last.payload:
-                    return refusal("its work failed in this round", site=self.id)
-                if part is not None:
-                    part.check_same_session()
-                return self._upload(ledger, commitment, request, last.payload)
-            if last is not None and order(last.round) > order(round_):
-                return refusal(f"round {round_} is over", site=self.id)
-            commitment.check_unchanged(ledger, run)
-            if not commitment.covers(ledger, run, round_):
-                return self._out_of_budget(request)
-            check_download(commitment.agreement, round_, request.payload)
+        run, round_ = request.run, request.round
+        changed = self._changed(ledger, request)
+        commitment = None if changed else self.commitment(request)
+        self._check_agreed(ledger, request)
+        last = ledger.answered(run)
+        repeated = last is not None and last.round == round_
+        if commitment is None and not repeated:
+            return self._stop(request)
+        commitment = commitment or self.commitment(request)
+        part = self.part_of_sum(ledger, request, commitment.agreement)
+        if problem := commitment.unplanned(round_):
+            return refusal(problem, site=self.id)
+        if last is not None and repeated:  # the same bytes, already charged
+            if not last.payload:
+                return refusal("its work failed in this round", site=self.id)
             if part is not None:
-                part.check_input()
-            return self._new_answer(ledger, commitment, request, part)
+                part.check_same_session()
+            return self._upload(ledger, commitment, request, last.payload, changed=changed)
+        order = partial(place, request.study, commitment.agreement)
+        if last is not None and order(last.round) > order(round_):
+            return refusal(f"round {round_} is over", site=self.id)
+        commitment.check_unchanged(ledger, run)
+        if not commitment.covers(ledger, run, round_):
+            self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
+            return self._stop(request)
+        check_download(commitment.agreement, round_, request.payload)
+        if part is not None:
+            part.check_input()
+        return self._new_answer(ledger, commitment, request, part)
 
     def _new_answer(
         self,
@@ -169,6 +201,7 @@ class Site(BoundSite):
         run, round_, last = request.run, request.round, ledger.answered(request.run)
         private = {} if last is None else unpack_private(last.private)
         charges, stored = commitment.charges(round_), None
+        units = self.planned_units().digest
         try:
             check(self._able, "worker", _DIED, f"see {WORKER_LOG}", DataError)
             payload, private = self.work(request, commitment.agreement, private)
@@ -178,13 +211,13 @@ class Site(BoundSite):
             # That work failed may reveal something of the records: it is charged like an answer,
             # not tried again, and what went wrong stays here.
             kept = b"" if last is None else last.private
-            ledger.charge_and_store(run, round_, charges, b"", kept)
+            ledger.charge_and_store(run, round_, charges, b"", kept, units=units)
             problem = f"failed in round {round_} ({type(error).__name__}: {error})"
             raise DataError("local work", problem, "check the records") from error
-        if not ledger.charge_and_store(
-            run, round_, charges, payload, pack_private(private), stored
-        ):
-            return self._out_of_budget(request)
+        packed = pack_private(private)
+        if not ledger.charge_and_store(run, round_, charges, payload, packed, stored, units=units):
+            self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
+            return self._stop(request)
         return self._upload(ledger, commitment, request, payload)
 
     def _check_agreed(self, ledger: SiteLedger, request: UnderTerms) -> None:
@@ -197,46 +230,56 @@ class Site(BoundSite):
         check(same, "round", problem, "begin another run", PeerError)
         self.take_receipt(ledger, request.run, request.receipt, request.signer)
 
-    def _add_up(self, request: SumRequest) -> Message:
+    def _add_up(self, ledger: SiteLedger, request: SumRequest) -> Message:
         """Answer one phase of a secure sum, which by itself releases nothing of the records."""
-        commitment, run, round_ = self.commitment(request), request.run, request.round
-        with closing(self.ledger()) as ledger:
-            self._check_agreed(ledger, request)
-            part = self.part_of_sum(ledger, request, commitment.agreement)
-            problem, remedy = "this study has none", "ask for uploads"
-            check(part is not None, "secure sum", problem, remedy, PeerError)
-            assert part is not None
-            if problem := commitment.unplanned(round_):
-                return refusal(problem, site=self.id)
-            if not (part.committed or commitment.covers(ledger, run, round_)):
-                return self._out_of_budget(request)
-            return acceptance(self.id, round=round_, token=self.token(run), sum=part.answer())
+        run, round_ = request.run, request.round
+        commitment = None if self._changed(ledger, request) else self.commitment(request)
+        self._check_agreed(ledger, request)
+        last = ledger.answered(run)
+        if commitment is None and (last is None or last.round != round_):
+            return self._stop(request)
+        commitment = commitment or self.commitment(request)
+        part = self.part_of_sum(ledger, request, commitment.agreement)
+        if part is None:
+            raise PeerError("secure sum", "this study has none", "ask for uploads")
+        if problem := commitment.unplanned(round_):
+            return refusal(problem, site=self.id)
+        if not (part.committed or commitment.covers(ledger, run, round_)):
+            self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
+            return self._stop(request)
+        return acceptance(self.id, round=round_, token=self.token(run), sum=part.answer())
 
-    def _out_of_budget(self, request: TrainingRequest | SumRequest) -> Message:
-        """Refuse this round and every later one."""
-        self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
-        token = self.token(request.run)
-        return refusal(_OUT_OF_BUDGET, site=self.id, more=False, token=token)
+    def _stop(self, request: UnderTerms) -> Message:
+        """Refuse this round and every later one; why is in the log of the site."""
+        return refusal(STOPPED, site=self.id, more=False, token=self.token(request.run))
 
     def _upload(
-        self, ledger: SiteLedger, commitment: Commitment, request: TrainingRequest, payload: bytes
+        self,
+        ledger: SiteLedger,
+        commitment: Commitment,
+        request: TrainingRequest,
+        payload: bytes,
+        *,
+        changed: bool = False,
     ) -> Message:
-        """Build the answer of a round, which also says whether the plan covers another one."""
+        """Build the answer of a round, which also says whether there can be another one.
+
+        That is so while the plan covers one, and the units have not ``changed``.
+        """
         ahead = following(request.study, commitment.agreement, request.round)
-        more = any(commitment.covers(ledger, request.run, one) for one in ahead)
+        more = not changed and any(commitment.covers(ledger, request.run, one) for one in ahead)
         token = self.token(request.run)
         head = ledger.heads(request.run)[0]
         return acceptance(self.id, payload, round=request.round, token=token, more=more, head=head)
 
-    def _keep(self, request: Delivery) -> Message:
+    def _keep(self, ledger: SiteLedger, request: Delivery) -> Message:
         """Keep the model of a study that this site took part in; nothing of the site goes back."""
-        with closing(self.ledger()) as ledger:
-            agreed, remedy = ledger.agreed(request.run), "send its model to those who took part"
-            known = agreed == request.digest()
-            check(known, "study", "was not agreed to by this site", remedy, PeerError)
-            self.take_receipt(ledger, request.run, request.receipt, request.signer)
-            last = ledger.answered(request.run)
-            ledger.close_sum(request.run)
+        remedy = "send its model to those who took part"
+        same = ledger.agreed(request.run) == request.digest()
+        check(same, "study", "was not agreed to by this site", remedy, PeerError)
+        self.take_receipt(ledger, request.run, request.receipt, request.signer)
+        last = ledger.answered(request.run)
+        ledger.close_sum(request.run)
         private = b"" if last is None else last.private
         keep_model(self.folder, request.run, request.study, request.payload, private)
         return acceptance(self.id)

@@ -5,6 +5,7 @@
     site.toml       data, budget, policy, address of the server: decides what the site accepts
     schema.toml     what the columns of the records hold, where the site has a schema
     ledger.sqlite   what was charged over all studies, and the last answer to each
+    units.key       the secret under which units are marked and set aside for testing
     token           the secret that tells this site from an impostor
     site.key        the private key that the server knows the site by, and site.key.pub
     identity.key    the private key that other sites know the site by, in secure sums

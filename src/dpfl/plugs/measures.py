@@ -80,8 +80,8 @@ class Measure:
     ) -> Tensor:
         """Add up the statistics of a batch, exactly, in double precision.
 
-        ``live`` says which records are no blanks (None: all). A row outside the unit ball, or with a number
-        that is not finite, counts as zero.
+        ``live`` says which records are no blanks (None: all). A row outside the unit ball, or with
+        a number that is not finite, counts as zero.
         """
         if not len(targets):
             return torch.zeros(self.numbers, dtype=torch.float64)

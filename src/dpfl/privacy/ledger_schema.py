@@ -45,10 +45,20 @@ CREATE TABLE journal (
 );
 CREATE INDEX journal_by_run ON journal (run, round);
 """
-# What the ledger of a site has beside: what it agreed on, its last answers, what it remembers of a
-# secure sum (secret while the sum is open), and a secret for the names of its entries that servers
-# are told. The hash chain does not cover them.
+# What the ledger of a site has beside: what it agreed on, the units that a study was planned for
+# (entries up to ``since`` came before it), its last answers, what it remembers of a secure sum
+# (secret while the sum is open), withdrawals whose traces in other files are still to be removed,
+# and a secret for the names of its entries that servers are told. Of all these the hash chain
+# covers withdrawals alone.
 SITE_SCHEMA = """
+CREATE TABLE IF NOT EXISTS withdrawn (
+    mark TEXT PRIMARY KEY, at REAL NOT NULL, entry INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS untraced (mark TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS units (
+    run TEXT PRIMARY KEY, digest TEXT NOT NULL, trained INTEGER NOT NULL, tested INTEGER NOT NULL,
+    since INTEGER NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS agreed (run TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS outbox (
     run TEXT NOT NULL, round INTEGER NOT NULL, payload BLOB NOT NULL, private BLOB NOT NULL,

@@ -9,7 +9,7 @@ answer that is not in the ledger was never sent.
 import hashlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -44,6 +44,23 @@ class StoredSum(NamedTuple):
     state: bytes
 
 
+class PlannedUnits(NamedTuple):
+    """The units that a study was planned for.
+
+    ``digest`` names them, ``trained`` and ``tested`` are how many are in each part. ``blanks`` are
+    the marks of those that were withdrawn since.
+    """
+
+    digest: str
+    trained: int
+    tested: int
+    blanks: frozenset[bytes]
+
+
+class UnitsWithdrawn(Exception):
+    """A unit was withdrawn while an answer was computed: it is computed anew without the unit."""
+
+
 class SiteLedger(Ledger):
     """A ledger with an outbox of one answer per run; older answers are never asked for again."""
 
@@ -58,11 +75,69 @@ class SiteLedger(Ledger):
             ledger._connection.execute(salt, (secrets.token_bytes(32),))
         return ledger
 
-    def agree(self, run: str, digest: str) -> bool:
-        """Write down what was agreed on for a run, once; False if it was something else."""
+    def agree(self, run: str, digest: str, units: PlannedUnits) -> bool:
+        """Write down what was agreed on for a run, once, and the units that it is planned for.
+
+        False if it was something else.
+        """
         with self._transaction() as entry:
-            entry.connection.execute("INSERT OR IGNORE INTO agreed VALUES (?, ?)", (run, digest))
+            if self.agreed(run) is None:
+                entry.connection.execute("INSERT INTO agreed VALUES (?, ?)", (run, digest))
+                row = (run, *units[:3], self.head().number)
+                entry.connection.execute("INSERT INTO units VALUES (?, ?, ?, ?, ?)", row)
         return self.agreed(run) == digest
+
+    # -- units -------------------------------------------------------------------------------------
+
+    def units(self, run: str) -> PlannedUnits | None:
+        """The units that a run was planned for; None where they were not written down."""
+        rows = self._select("digest, trained, tested, since", "units", run=run)
+        if not rows:
+            return None
+        digest, trained, tested, since = rows[0]
+        later = self._rows("SELECT mark FROM withdrawn WHERE entry > :since", since=since)
+        blanks = frozenset(bytes.fromhex(mark) for (mark,) in later)
+        return PlannedUnits(digest, trained, tested, blanks)
+
+    def withdrawals(self) -> dict[bytes, float]:
+        """When each unit that was withdrawn was, by its mark; the oldest first."""
+        if not self._select("1", "sqlite_master", name="withdrawn"):  # of an earlier version
+            return {}
+        rows = self._rows("SELECT mark, at FROM withdrawn ORDER BY entry")
+        return {bytes.fromhex(mark): at for mark, at in rows}
+
+    def runs_with_units(self) -> list[str]:
+        """Every run whose units were written down."""
+        return sorted(run for (run,) in self._rows("SELECT run FROM units"))
+
+    def withdraw(self, mark: bytes, digests: Mapping[str, tuple[str, str]]) -> bool:
+        """Withdraw a unit from all studies, in one transaction.
+
+        ``digests`` are the names of the units of each study that goes on, before and after. What
+        stayed at the site of models that the unit has had a part in is forgotten. False, and
+        nothing is written, where a study's units are not those any more.
+        """
+        with self._transaction() as entry:
+            for run, (before, after) in digests.items():
+                planned = self.units(run)
+                if planned is None or planned.digest != before:
+                    return False
+                entry.connection.execute("UPDATE units SET digest = ? WHERE run = ?", (after, run))
+            entry.insert("withdrawn", [(mark.hex(), time.time())])
+            entry.connection.execute("INSERT INTO untraced VALUES (?)", (mark.hex(),))
+            entry.connection.execute("UPDATE outbox SET private = ?", (b"",))
+        return True
+
+    def untraced(self) -> bool:
+        """Whether files beside the ledger may still hold traces of a unit that was withdrawn."""
+        return bool(self._rows("SELECT 1 FROM untraced"))
+
+    def traces_removed(self) -> None:
+        """Write down that no file beside the ledger holds traces of withdrawn units any more."""
+        with self._transaction() as entry:
+            entry.connection.execute("DELETE FROM untraced")
+
+    # -- answers -----------------------------------------------------------------------------------
 
     def agreed(self, run: str) -> str | None:
         """What was agreed on for a run."""
@@ -127,16 +202,23 @@ class SiteLedger(Ledger):
         payload: bytes,
         private: bytes,
         stored: StoredSum | None = None,
+        *,
+        units: str,
     ) -> bool:
         """Charge and keep the answer, all or nothing; False if plan or budget do not cover it.
 
         ``stored`` is what is to be remembered of the secure sum that the answer is a part of.
+        ``units`` names those that the answer was computed from: where they are not those of the
+        study any more, :class:`UnitsWithdrawn` is raised and nothing is charged.
 
         Every answer is an entry of the chain, also where its round was charged before: a copy of
         the ledger that lacks it would answer the round with other noise.
         """
         row = (run, round_, payload, private)
         with self._transaction() as entry:
+            planned = self.units(run)
+            if planned is None or planned.digest != units:
+                raise UnitsWithdrawn
             refused = self._charge(entry, run, round_, charges)
             if not refused:
                 if not entry.rows["journal"]:
