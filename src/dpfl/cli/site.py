@@ -1,7 +1,8 @@
 """``dpfl site``: a hospital's side of a federation, from nothing to a running site.
 
 ``init`` makes a site's folder, ``run`` takes part in studies until Ctrl-C, ``spend`` says what the
-site has spent over all of them, ``evaluate`` tries a delivered model on the site's own records.
+site has spent over all of them, ``evaluate`` tries a delivered model on the site's own records,
+``withdraw`` takes a person or a row out of all studies.
 What a site accepts stands in its own file, and its own ledger decides.
 """
 
@@ -12,6 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import typer
 
 import dpfl.report as pages
 from dpfl.cli import console as c
@@ -121,6 +124,7 @@ def spend(
 ) -> None:
     """Print what the site has spent over all studies, against each adversary."""
     from dpfl.deploy.records import LoadedSite
+    from dpfl.deploy.withdrawal import board_notes
     from dpfl.privacy.flags import Flag, RaisedFlag
 
     site = LoadedSite(folder)
@@ -128,7 +132,8 @@ def spend(
     with closing(site.checked_ledger()) as ledger:
         if page is not None:
             title = f"Budget and spending of '{site.id}'"
-            pages.write_ledger_page(ledger, page, title, warnings=[str(flag) for flag in flags])
+            told = [*map(str, flags), *board_notes(site, ledger)]
+            pages.write_ledger_page(ledger, page, title, warnings=told)
         if ledger.seeded_runs():
             flags.append(RaisedFlag(Flag.SEEDED, "some of it was a rehearsal"))
     c.warn(flags)
@@ -188,6 +193,36 @@ def show_tried(found: TriedModel, finish: FinishScores | None = None) -> None:
         c.out.print(f"also: {others}")
     if finish is not None:
         c.out.print(finish.sentence)
+
+
+@app.command()
+def withdraw(
+    folder: Path = FOLDER,
+    person: str | None = o.opt("The id of the person who leaves."),
+    line: int | None = o.opt("A line of the file as it stands, where units are rows."),
+    yes: bool = o.flag("--yes", "Do not ask."),
+) -> None:
+    """Withdraw one unit from all studies, for good: a person, or a row where rows are units.
+
+    Studies that have begun go on with a blank in its place; the next one counts without it.
+    """
+    from dpfl.deploy import withdrawal as w
+    from dpfl.deploy.records import LoadedSite
+
+    site = LoadedSite(folder)
+    w.remove_traces(site)  # of a command that was killed
+    planned = w.plan_withdrawal(site, person, line)
+    c.out.print(f"Site '{site.id}' withdraws {planned.what}", markup=False)
+    for run, title in planned.studies.items():
+        c.out.print(f"  left blank from now on in {title} ({run})", markup=False)
+    for run, title in planned.stopped.items():
+        c.out.print(f"  already stopped, as its records changed: {title} ({run})", markup=False)
+    c.note("What was released and charged before, and models elsewhere, stay as they are")
+    if not (yes or typer.confirm("This cannot be undone. Withdraw it?")):
+        c.note("Nothing was withdrawn")
+        return
+    w.withdraw(site, planned)
+    c.out.print("Withdrawn. The row may be deleted from the file now")
 
 
 @app.command()

@@ -27,6 +27,7 @@ from dpfl.engine.personal_finish import PersonalFinish, personal_finish
 from dpfl.report.finish_page import finish_page
 
 FINISH_PAGE, HEAD = "finish.html", "head.safetensors"
+FINISH_FILES = (FINISH, FINISH_PAGE, HEAD)
 
 
 def finish_delivered(folder: Path, records: Records | None = None) -> None:
@@ -59,7 +60,7 @@ def finish_of(
     key = hashlib.sha256(outcome.model.read_bytes() + federation.fingerprint().encode()).hexdigest()
     if (known := _kept(place / FINISH, key)) is not None:
         return known
-    for name in (FINISH, FINISH_PAGE, HEAD):
+    for name in FINISH_FILES:
         (place / name).unlink(missing_ok=True)
     made = _made(outcome, site, federation)
     if made is not None:

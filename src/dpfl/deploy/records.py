@@ -68,6 +68,11 @@ class LoadedSite(SiteFolder):
         except (OSError, ValueError) as error:
             raise FolderError(str(path), f"cannot be used ({error})", "restore it") from error
 
+    def prepare(self) -> None:
+        """Make what a new site lacks: its key for units, too."""
+        super().prepare()
+        assert self.units_key.value
+
     def enter(self, ledger: SiteLedger, run: str | None) -> PlannedUnits | None:
         """Go on with the units of a run, or of the next study; return what the run was planned for.
 
@@ -89,6 +94,31 @@ class LoadedSite(SiteFolder):
                 digest = kept.units.in_study(*self._withdrawn()).digest(key, blanks)
             kept.planned = PlannedUnits(digest, shard.examples, len(shard.test_labels), blanks)
         return kept.planned
+
+    def units(self) -> Units | None:
+        """Return the units of the file, withdrawn or not; None for an embedded data set."""
+        data, kept = self.file.data, self._records
+        key: tuple[object, ...] = (self.id, data.model_dump_json(), self.schema)
+        if data.file is not None and is_there(path := self.folder / data.file):
+            key = (*key, path.stat().st_mtime_ns, path.stat().st_size)
+        if kept.key != key:
+            kept.units, kept.options = self._read_units()
+            kept.key, kept.federation = key, None
+        return kept.units
+
+    def still_planned(self, ledger: SiteLedger, run: str) -> bool:
+        """Whether the units of a run are those that it was planned for."""
+        planned = self.enter(ledger, run)
+        return planned is not None and planned.digest == self.planned_units().digest
+
+    def digests_without(self, ledger: SiteLedger, run: str, mark: bytes) -> tuple[str, str]:
+        """Name the units of a run as they are, and with one more blank."""
+        planned, units = self.enter(ledger, run), self.units()
+        assert planned is not None
+        assert units is not None
+        withdrawn, blanks = self._withdrawn()
+        left = units.in_study(withdrawn | {mark}, blanks | {mark})
+        return planned.digest, left.digest(self.units_key, blanks | {mark})
 
     def _withdrawn(self) -> tuple[frozenset[bytes], frozenset[bytes]]:
         """The marks of all units that were withdrawn, and of those that are blanks of the study."""
@@ -146,13 +176,8 @@ class LoadedSite(SiteFolder):
 
         Its targets are as ``task`` takes them, or as the site's file declares them if None.
         """
-        data, kept = self.file.data, self._records
-        key: tuple[object, ...] = (self.id, data.model_dump_json(), self.schema)
-        if data.file is not None and is_there(path := self.folder / data.file):
-            key = (*key, path.stat().st_mtime_ns, path.stat().st_size)
-        if kept.federation is None or kept.key != key:
-            kept.key, kept.federation = key, None
-            kept.units, kept.options = self._read_units()
+        self.units()
+        kept = self._records
         if kept.federation is None or kept.study != self._withdrawn():
             kept.study, kept.federation = self._withdrawn(), self._of_study()
             kept.learned = kept.featured = kept.planned = None

@@ -115,8 +115,10 @@ def main(folder: Path, pipe: Connection, parent: int) -> None:
     end_with(parent)
     from dpfl.deploy.records import Records
     from dpfl.deploy.site import answered
+    from dpfl.deploy.withdrawal import remove_traces_in
 
     records = Records()
+    remove_traces_in(folder)
     while True:
         try:
             able, header, payload = pipe.recv_bytes(), pipe.recv_bytes(), pipe.recv_bytes()

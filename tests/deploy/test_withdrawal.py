@@ -1,0 +1,372 @@
+"""A unit that leaves: a blank in studies that have begun, gone from the next, and from the folder."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpfl.cli.main import run_command
+from dpfl.core.errors import ConfigurationError, DataError, FolderError
+from dpfl.core.types import Observer
+from dpfl.deploy.messages import Message, Reply
+from dpfl.deploy.records import UNITS_KEY
+from dpfl.deploy.site import STOPPED, Site
+from dpfl.deploy.withdrawal import plan_withdrawal, remove_traces, withdraw
+from dpfl.privacy.site_ledger import SiteLedger
+from dpfl.runs.deployment import StudyFile
+from dpfl.runs.site_file import SiteFile
+from tests.deploy.federation import (
+    CLIENT,
+    RECORD,
+    Desk,
+    Federation,
+    charged,
+    make_site,
+    study_values,
+    upload_of,
+)
+
+SEEDED = {"seed": 5, "noise": "seeded"}
+REHEARSAL = {"allow_seeded": True}
+ROUNDS = 4
+CLIP, LR, BATCH = 1.0, 0.1, 8
+
+
+def line(site: Site, number: int) -> None:
+    """Withdraw the record in a line of the site's file."""
+    fresh = Site(site.folder)
+    withdraw(fresh, plan_withdrawal(fresh, None, number))
+
+
+def twins(tmp_path: Path, names: str, budget: Mapping[str, Any] = RECORD) -> dict[str, Site]:
+    """Copies of one site: equal records, key and budget."""
+    make_site(tmp_path / "first", "a", budget, REHEARSAL)
+    for name in names:
+        shutil.copytree(tmp_path / "first", tmp_path / name)
+    return {name: Site(tmp_path / name) for name in names}
+
+
+def desk(method: str = "weiavg", **more: Any) -> Desk:
+    settings = {"local_steps": 1, **more}
+    return Desk(study_values(method, rounds=ROUNDS, run=SEEDED, **settings))
+
+
+def lines_of(site: Site, *, trained: bool, count: int) -> list[int]:
+    """Lines of the file whose records are trained on, or tested on."""
+    units = site.units()
+    assert units is not None
+    order = site.units_key.order(units.marks)
+    cut = len(order) // 5
+    chosen = order[cut:] if trained else order[:cut]
+    return [place + 2 for place in chosen[:count]]  # below the header
+
+
+def last_bytes(site: Site, server: Desk, round_: int) -> Message:
+    answer = Site(site.folder).answer(server.train(round_))
+    assert answer.accepted, answer.reason
+    return answer
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("method", ["weiavg", "udp_fedavg"])
+def test_after_a_withdrawal_all_messages_are_those_of_a_blank_from_the_start(
+    tmp_path: Path, method: str, trained: bool
+) -> None:
+    server, sites = (
+        desk(method),
+        twins(tmp_path, "xyz", CLIENT if method == "udp_fedavg" else RECORD),
+    )
+    for site in sites.values():
+        assert site.answer(server.terms()).accepted
+    (number,) = lines_of(sites["x"], trained=trained, count=1)
+    line(sites["x"], number)
+    early = {name: last_bytes(site, server, 0) for name, site in sites.items()}
+    assert early["y"].payload == early["z"].payload
+    line(sites["y"], number)
+    for round_ in (1, 2):
+        answers = {name: last_bytes(site, server, round_) for name, site in sites.items()}
+        x, y = ({**answers[name].header, "head": ""} for name in "xy")
+        assert x == y and answers["x"].payload == answers["y"].payload
+    observer = Observer.WORLD if method == "udp_fedavg" else Observer.SERVER
+    assert all(charged(site, observer) == {0, 1, 2} for site in sites.values())
+
+
+def test_before_a_withdrawal_sums_differ_by_what_is_charged(tmp_path: Path) -> None:
+    """Equal noise cancels: what is left is one clipped gradient over the expected batch."""
+    server = desk()
+    sites = twins(tmp_path, "xy")
+    for site in sites.values():
+        assert site.answer(server.terms()).accepted
+    for number in lines_of(sites["x"], trained=True, count=1):
+        line(sites["x"], number)
+    moved = 0.0
+    for round_ in range(ROUNDS):
+        one, other = (upload_of(last_bytes(site, server, round_)) for site in sites.values())
+        moved = max(moved, float(torch.linalg.vector_norm(one - other)))
+    assert moved <= LR * CLIP / BATCH * 1.01
+
+
+def test_sizes_stay_and_the_row_may_be_deleted_afterwards(tmp_path: Path) -> None:
+    sites, server = twins(tmp_path, "xy"), desk()
+    for site in sites.values():
+        assert site.answer(server.terms()).accepted
+    numbers = lines_of(sites["x"], trained=True, count=2)
+    numbers += lines_of(sites["x"], trained=False, count=1)
+    for site in sites.values():
+        for number in numbers:
+            line(site, number)
+    records = sites["y"].folder / "records.csv"
+    rows = records.read_text().splitlines()
+    records.write_text("\n".join(r for i, r in enumerate(rows, 1) if i not in numbers) + "\n")
+    for round_ in range(2):
+        one, other = (last_bytes(site, server, round_) for site in sites.values())
+        assert one.payload == other.payload
+    claims = Site(sites["y"].folder).answer(server.hello()).header["claims"]
+    assert claims["examples"] == 32
+    another = Desk(server.values, run="run-2")
+    later = [Site(site.folder).answer(another.hello()).header["claims"] for site in sites.values()]
+    assert later[0] == later[1] and later[0]["examples"] == 37 - round(37 / 5)
+
+
+def test_a_site_with_all_units_withdrawn_still_answers(tmp_path: Path) -> None:
+    site, server = make_site(tmp_path / "a", "a", policy=REHEARSAL), desk()
+    assert site.answer(server.terms()).accepted
+    for number in range(2, 42):
+        line(site, number)
+    assert last_bytes(site, server, 0).payload
+    records = site.folder / "records.csv"
+    records.write_text(records.read_text().splitlines()[0] + "\n")
+    assert last_bytes(site, server, 1).payload
+
+
+def test_of_equal_rows_the_last_is_withdrawn_and_twice_is_refused(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "a", "a")
+    records = site.folder / "records.csv"
+    rows = records.read_text().splitlines()
+    records.write_text("\n".join([*rows, rows[3], rows[3]]) + "\n")
+    units = Site(site.folder).units()
+    assert units is not None
+    wanted = [units.marks[-1], units.marks[-2], units.marks[2]]
+    for mark in wanted:
+        planned = plan_withdrawal(Site(site.folder), None, 4)
+        assert planned.mark == mark
+        withdraw(Site(site.folder), planned)
+    with pytest.raises(DataError, match="was withdrawn before"):
+        plan_withdrawal(Site(site.folder), None, 43)
+
+
+# -- while other things happen ---------------------------------------------------------------------
+
+
+def test_an_answer_under_way_is_computed_anew_and_charged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites, server = twins(tmp_path, "xy"), desk()
+    for site in sites.values():
+        assert site.answer(server.terms()).accepted
+    (number,) = lines_of(sites["x"], trained=True, count=1)
+    work, times = Site.work, []
+
+    def interrupted(self: Site, *rest: Any) -> Any:
+        made = work(self, *rest)
+        times.append(1)
+        if len(times) == 1:
+            line(self, number)
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Site, "work", interrupted)
+        answer = sites["x"].answer(server.train(0))
+    assert answer.accepted and len(times) == 2
+    line(sites["y"], number)
+    assert answer.payload == last_bytes(sites["y"], server, 0).payload
+    assert charged(sites["x"]) == {0}
+
+
+def test_a_stored_answer_is_sent_again_as_it_was(tmp_path: Path) -> None:
+    site, server = make_site(tmp_path / "a", "a", policy=REHEARSAL), desk()
+    assert site.answer(server.terms()).accepted
+    before = last_bytes(site, server, 0)
+    line(site, lines_of(site, trained=True, count=1)[0])
+    again = last_bytes(site, server, 0)
+    assert again.payload == before.payload and Reply.of(again).more
+
+
+@pytest.mark.parametrize("at", ["withdraw", "traces_removed"])
+def test_a_command_that_is_killed_leaves_all_or_nothing(tmp_path: Path, at: str) -> None:
+    site, server = make_site(tmp_path / "a", "a", policy=REHEARSAL), desk()
+    assert site.answer(server.terms()).accepted
+    last_bytes(site, server, 0)
+    number = lines_of(site, trained=True, count=1)[0]
+    finish = site.folder / "models" / "old" / "finish.json"
+
+    def killed() -> None:
+        real = SiteLedger.withdraw
+
+        def dies(self: SiteLedger, *rest: Any) -> bool:
+            if at == "withdraw":  # inside the transaction
+                self._transaction = None  # type: ignore[method-assign, assignment]
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(self, *rest)
+
+        SiteLedger.withdraw = dies  # type: ignore[method-assign]
+        SiteLedger.traces_removed = lambda self: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        line(site, number)
+
+    process = multiprocessing.get_context("fork").Process(target=killed)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    with closing(Site(site.folder).ledger()) as ledger:
+        withdrawn, untraced = len(ledger.withdrawals()), ledger.untraced()
+    assert (withdrawn, untraced) == ((0, False) if at == "withdraw" else (1, True))
+    assert last_bytes(site, server, 1).payload
+    remove_traces(Site(site.folder))
+    with closing(Site(site.folder).ledger()) as ledger:
+        assert not ledger.untraced()
+    assert not finish.exists()
+    if at == "withdraw":
+        line(site, number)
+
+
+# -- files that change otherwise -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["drop a row", "a cell", "equal count", "another key"])
+def test_other_records_end_the_study_with_the_one_sentence(tmp_path: Path, change: str) -> None:
+    site, server = make_site(tmp_path / "a", "a", policy=REHEARSAL), desk()
+    assert site.answer(server.terms()).accepted
+    records = site.folder / "records.csv"
+    rows = records.read_text().splitlines()
+    if change == "another key":
+        (site.folder / UNITS_KEY).write_text("11" * 32)
+    elif change == "drop a row":
+        records.write_text("\n".join(rows[:-1]) + "\n")
+    elif change == "a cell":
+        records.write_text("\n".join([rows[0], f"9{rows[1].lstrip('-')}", *rows[2:]]) + "\n")
+    else:
+        records.write_text("\n".join([*rows[:-1], rows[1]]) + "\n")
+    for message in (server.train(0), server.terms()):
+        answer = Site(site.folder).answer(message)
+        assert not Reply.of(answer).more
+        assert not answer.accepted or message.header["kind"] == "terms"
+    assert Site(site.folder).answer(server.train(1)).reason == STOPPED
+    assert charged(site) == set()
+    claims = Site(site.folder).answer(server.hello()).header["claims"]
+    assert claims["examples"] == 32  # what it said when it agreed, whatever the file holds now
+    records.write_text("\n".join([rows[0], *reversed(rows[1:])]) + "\n")
+    same = Site(site.folder).answer(server.train(1))  # the order of rows is nothing
+    assert same.accepted is (change != "another key")
+
+
+def test_a_spent_budget_ends_with_the_same_sentence(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "a", "a", {**RECORD, "filter": "renyi"}, REHEARSAL)
+    server = Desk(study_values("weiavg", rounds=200, run=SEEDED), epsilon=400.0)
+    if not site.answer(server.terms()).accepted:
+        pytest.skip("not planned")
+    reasons = {
+        site.answer(server.train(round_)).header.get("reason") for round_ in range(0, 200, 9)
+    }
+    assert reasons <= {None, STOPPED}
+
+
+def test_a_study_from_before_is_refused_and_the_log_says_why(tmp_path: Path) -> None:
+    site, server = make_site(tmp_path / "a", "a", policy=REHEARSAL), desk()
+    assert site.answer(server.terms()).accepted
+    with closing(site.ledger()) as ledger:
+        ledger._connection.execute("DELETE FROM units")
+    assert site.answer(server.train(0)).reason == STOPPED
+    assert "earlier rule" in (site.folder / "site.log").read_text()
+
+
+def test_a_lost_key_is_not_replaced_where_it_was_used(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "a", "a")
+    assert site.answer(Desk(study_values()).terms()).accepted
+    (site.folder / UNITS_KEY).unlink()
+    with pytest.raises(FolderError, match="is not known; restore it"):
+        Site(site.folder).federation()
+
+
+# -- people ----------------------------------------------------------------------------------------
+
+SCHEMA = """
+target = "ill"
+person = "who"
+person_word = "patient"
+[columns.dose]
+type = "number"
+range = [0, 1]
+missing = "drop"
+[columns.ill]
+type = "boolean"
+"""
+
+
+def hospital(folder: Path) -> Site:
+    folder.mkdir(parents=True)
+    rows = [f"p{i % 30},{i / 60:.3f},{i % 2}" for i in range(60)]
+    (folder / "records.csv").write_text("\n".join(["who,dose,ill", *rows]) + "\n")
+    (folder / "schema.toml").write_text(SCHEMA)
+    values = {
+        "site": {"id": "a"},
+        "data": {"file": "records.csv", "schema": "schema.toml"},
+        "budget": {"epsilon": 4.0, "delta": 1e-3, "unit": "patient"},
+    }
+    (folder / "site.toml").write_text(SiteFile.from_dict(values).to_toml())
+    site = Site(folder)
+    site.prepare()
+    return site
+
+
+def test_a_person_is_withdrawn_by_id_from_the_command_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = hospital(tmp_path / "a")
+    before = site.member().shard
+    assert before.examples + len(before.test_labels) == 30
+    monkeypatch.setattr("typer.confirm", lambda text: False)
+    assert run_command(["site", "withdraw", str(site.folder), "--person", "p7"]) == 0
+    assert "Nothing was withdrawn" in capfd.readouterr().err
+    assert run_command(["site", "withdraw", str(site.folder), "--person", " p7", "--yes"]) == 0
+    assert "patient 'p7'" in capfd.readouterr().out
+    after = Site(site.folder).member().shard
+    assert after.examples + len(after.test_labels) == 29
+    page = tmp_path / "board.html"
+    assert run_command(["site", "spend", str(site.folder), "--page", str(page)]) == 0
+    assert "1 patient(s) withdrew" in page.read_text()
+    for arguments, words, code in (
+        (["--person", "p7"], "was withdrawn before", 3),
+        (["--person", "nobody"], "is not in the file", 3),
+        (["--line", "3"], "its units are not rows", 2),
+        ([], "needs one unit", 2),
+        (["--person", "p1", "--line", "3"], "needs one unit", 2),
+    ):
+        assert run_command(["site", "withdraw", str(site.folder), *arguments, "--yes"]) == code
+        assert words in capfd.readouterr().err
+
+
+def test_rows_without_an_id_are_explained_to_the_board(tmp_path: Path) -> None:
+    site, page = make_site(tmp_path / "a", "a"), tmp_path / "board.html"
+    assert run_command(["site", "spend", str(site.folder), "--page", str(page)]) == 0
+    assert "A column that names persons avoids this" in page.read_text()
+    with pytest.raises(ConfigurationError, match="has no person column"):
+        plan_withdrawal(site, "p1", None)
+
+
+def test_a_withdrawal_in_a_real_study_of_three_sites(tmp_path: Path) -> None:
+    """The study goes on, and what was made of the delivered model is made again."""
+    played = Federation.of(tmp_path, study_values(rounds=2))
+    played.play()
+    site = played.sites["a"]
+    assert StudyFile.from_file(tmp_path / "server" / "study.toml").study.sites
+    line(site, 5)
+    assert run_command(["site", "evaluate", str(site.folder)]) == 0
