@@ -21,6 +21,7 @@ from dpfl.core.checks import check
 from dpfl.core.errors import CheckpointError, read_problem
 from dpfl.core.files import parsed
 from dpfl.core.types import State
+from dpfl.data.units import SPLIT_VERSION
 
 CHECKPOINT_FORMAT = "dpfl-checkpoint-1"
 _RESTORE = "restore it from a backup"
@@ -52,6 +53,7 @@ class Checkpoint:
             "round": str(state.round),
             "run": self.run,
             "experiment": self.experiment,
+            "split": SPLIT_VERSION,
             "slots": json.dumps(sorted(state.plugs)),
             "sha256": tensors_digest(tensors),
         }
@@ -71,6 +73,9 @@ class Checkpoint:
         told = (metadata.get("format"), metadata.get("sha256"))
         whole = told == (CHECKPOINT_FORMAT, tensors_digest(tensors))
         check(whole, where, "is damaged or of another version", _RESTORE, CheckpointError)
+        if metadata.get("split") != SPLIT_VERSION:
+            problem = "began under another rule for which records are tested on"
+            raise CheckpointError(where, problem, "begin the run anew in a new folder")
         same, remedy = metadata.get("experiment") == experiment, "put back the files of this run"
         problem = "belongs to another experiment or to other data"
         check(same, where, problem, remedy, CheckpointError)

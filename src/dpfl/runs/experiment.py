@@ -18,6 +18,7 @@ from dpfl.core.types import ClientSettings, Plain
 from dpfl.core.version import __version__
 from dpfl.data.federation import Federation
 from dpfl.data.partition import Partition
+from dpfl.data.units import SPLIT_VERSION
 from dpfl.datasets.named import load_dataset
 from dpfl.engine import ENGINES
 from dpfl.engine.process import check_device
@@ -71,10 +72,10 @@ class Experiment(TomlFile):
     clients: dict[str, sections.ClientSection] = Field(default_factory=dict)
 
     def content(self) -> str:
-        """Name the result by everything it depends on: also the bytes of a folder's files, and this
-        version of dpfl.
+        """Name the result by everything it depends on: also the bytes of a folder's files, how
+        records are set aside, and this version of dpfl.
         """
-        digest = hashlib.sha256(f"{__version__}:{self.digest()}".encode())
+        digest = hashlib.sha256(f"{__version__}:{SPLIT_VERSION}:{self.digest()}".encode())
         folder = self.data.folder
         files = sorted(Path(folder).glob("*")) if folder is not None else []
         for path in filter(Path.is_file, files):

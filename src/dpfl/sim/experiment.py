@@ -84,7 +84,7 @@ def setup_of(
         rounds=own.rounds,
         seed=experiment.public_seed(),
         seeded=own.noise == "seeded",
-        name=f"{experiment.method.name}-{experiment.digest()[:16]}",
+        name=f"{experiment.method.name}-{experiment.digest()[:16]}-{SPLIT_VERSION}",
         digest=f"{experiment.digest()}:{federation.fingerprint()}",
         description=experiment.to_toml(),
         settings={
