@@ -19,7 +19,7 @@ import os
 import re
 import sqlite3
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -203,6 +203,16 @@ def measure(name: str, settings: dict[str, Any], model: str) -> dict[str, Any]:
 
 NOTHING: dict[str, Any] = {"arithmetic": "", "cases": {}}
 RECORDED: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else NOTHING
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_proposals_of_another_arithmetic(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[None]:
+    """Noise is calibrated here, not proposed by a cache that other kernels filled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPFL_CACHE", str(tmp_path_factory.mktemp("proposals")))
+        yield
 
 
 def test_nothing_recorded_was_lost() -> None:
