@@ -379,7 +379,8 @@ def main() -> None:
         limits = json.loads(arguments.limits.read_text())
         allowance = json.loads(arguments.allowance.read_text()) if arguments.allowance else {}
         sentences = excesses(limited(result), limits, allowance)
-        print("\n".join(sentences))
+        for sentence in sentences:
+            print(sentence)
         raise SystemExit(bool(sentences))
     if arguments.json:
         print(json.dumps(result, indent=1))
