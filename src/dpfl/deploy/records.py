@@ -26,7 +26,7 @@ from dpfl.models import check_model
 from dpfl.models.featured import with_features
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.rounds.members import Member, honest_members
-from dpfl.runs.deployment import StudyFile, site_task
+from dpfl.runs.deployment import Offer, site_task
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.sections import TaskSection
 from dpfl.runs.site_file import SITE_FILE, SiteFile
@@ -111,7 +111,7 @@ class LoadedSite(SiteFolder):
         """What executes local work."""
         return self._records.engine
 
-    def featured_member(self, study: StudyFile, features: nn.Module | None) -> Member:
+    def featured_member(self, study: Offer, features: nn.Module | None) -> Member:
         """Return the site as a member of a study, with ``features`` in place of its records.
 
         They are computed once for a study.
@@ -184,7 +184,7 @@ class LoadedSite(SiteFolder):
         detail = f"delta {budget.delta:g} is not below 1 / {records} {unit}s: a method may disclose"
         return [RaisedFlag(Flag.WEAK_DELTA, f"{detail} some {unit}s in full")]
 
-    def check_study(self, study: StudyFile) -> None:
+    def check_study(self, study: Offer) -> None:
         """Check the study against this site's own policy and records.
 
         What the server is told does not describe the records; the site's log does.
@@ -203,7 +203,7 @@ class LoadedSite(SiteFolder):
             check_model(study.build_model(), *shapes)
             kept.checked = kept.key, model
 
-    def _check_schema(self, study: StudyFile) -> None:
+    def _check_schema(self, study: Offer) -> None:
         """Refuse a study that states another schema, or whose method takes single records only."""
         where, stated, own = f"site '{self.id}'", study.study.described(), self.schema
         if stated is not None:
@@ -216,7 +216,7 @@ class LoadedSite(SiteFolder):
             study.strategy().protecting(own.unit, single=own.single)
 
 
-def fits(declared: Federation, study: StudyFile) -> bool:
+def fits(declared: Federation, study: Offer) -> bool:
     """Whether a site's records, with targets as its file declares them, are those of a study.
 
     No value of a record decides it: a server is told.
