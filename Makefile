@@ -14,12 +14,13 @@ MINUTES ?= 10
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo deploy-demo test compiled-tests lint nightly audit fuzz bench bench-kernels bench-secure-sum bench-kills bench-sites bench-port setup setup-dev clean help
+.PHONY: demo deploy-demo test arithmetics compiled-tests lint nightly audit fuzz bench bench-kernels bench-secure-sum bench-kills bench-sites bench-port setup setup-dev clean help
 
 help:
 	@echo "make demo   set up, compare eighteen methods on a federation of 20 clients and write a report (about a minute)"
 	@echo "make deploy-demo  three real sites and a server on this machine, over TLS, with keys (about a minute)"
 	@echo "make test   set up for development and run all tests, style and type checks"
+	@echo "make arithmetics  recorded bits and reference values once more, with other kernels of torch and OpenBLAS (under two minutes)"
 	@echo "make lint   style, types and import contracts only"
 	@echo "make nightly  what takes long: more examples for every law, coverage, a wheel in an empty environment"
 	@echo "make audit  lower bounds on what every method reveals, and how often deliberate faults are caught (about an hour)"
@@ -39,6 +40,13 @@ deploy-demo: $(DEPLOY)
 test: $(DEVELOP)
 	$(MAKE) --jobs 2 lint compiled-tests
 	$(BIN)/python -m pytest -n 3 --dist loadgroup -q
+
+# What may not depend on the kernels in use; `make test` has them as the machine is.
+ON_ALL_KERNELS := $(BIN)/python -m pytest -n 2 -q tests/equivalence tests/privacy/test_accountant.py
+arithmetics: $(DEVELOP)
+	env $(addprefix -u ,$(filter OPENBLAS_%,$(.VARIABLES))) $(ON_ALL_KERNELS)
+	OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 $(ON_ALL_KERNELS)
+	ATEN_CPU_CAPABILITY=default $(ON_ALL_KERNELS)
 
 # One process compiles the tests and what they import while types are checked; otherwise each worker would.
 compiled-tests: $(DEVELOP)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfl.plugs.releases import Mean
-from dpfl.runs.deployment import StudyFile
+from dpfl.runs.deployment import Offer
 from dpfl.strategy import Strategy
 from tests.deploy.federation import FEATURES
 
@@ -29,14 +29,14 @@ class Centre(nn.Module):
 
 def begin_with_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every study begin with a release of the mean of the records."""
-    real = StudyFile.strategy
+    real = Offer.strategy
 
-    def strategy(self: StudyFile) -> Strategy:
+    def strategy(self: Offer) -> Strategy:
         return replace(real(self), releases=(RELEASE,))
 
-    def build_model(self: StudyFile) -> nn.Module:
+    def build_model(self: Offer) -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(Centre(), nn.Linear(FEATURES, 2))
 
-    monkeypatch.setattr(StudyFile, "strategy", strategy)
-    monkeypatch.setattr(StudyFile, "build_model", build_model)
+    monkeypatch.setattr(Offer, "strategy", strategy)
+    monkeypatch.setattr(Offer, "build_model", build_model)

@@ -120,7 +120,7 @@ def test_a_model_that_is_not_finite_or_of_another_study_is_not_kept(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "run", ["../../escape", "/etc/escape", "a/b", ".", "..", "x" * 500, "två hospital\n"]
+    "run", ["../../escape", "/etc/escape", "a/b", ".", "..", "x" * 200, "två hospital"]
 )
 def test_a_run_s_name_never_leads_out_of_the_site_s_folder(run: str, tmp_path: Path) -> None:
     site, desk = make_site(tmp_path / "deep" / "a", "a"), Desk(study_values(), run=run)

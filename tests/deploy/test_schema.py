@@ -27,7 +27,7 @@ from dpfl.deploy.outcome import outcomes
 from dpfl.deploy.records import LoadedSite
 from dpfl.deploy.site import Site
 from dpfl.plugs.releases import Mean
-from dpfl.runs.deployment import StudyFile
+from dpfl.runs.deployment import Offer, StudyFile
 from dpfl.runs.site_file import SiteFile
 from dpfl.strategy import Strategy
 from tests.deploy.federation import (
@@ -266,12 +266,12 @@ def test_releases_before_round_one_need_single_records(
 ) -> None:
     several = make_schema_site(tmp_path / "a")
     single = make_schema_site(tmp_path / "b", schema={**SCHEMA, "records_per_person": 1})
-    real, release = StudyFile.strategy, Mean(into="0.mean", share=0.2, bound=1.0)
+    real, release = Offer.strategy, Mean(into="0.mean", share=0.2, bound=1.0)
 
-    def strategy(self: StudyFile) -> Strategy:
+    def strategy(self: Offer) -> Strategy:
         return replace(real(self), releases=(release,))
 
-    monkeypatch.setattr(StudyFile, "strategy", strategy)
+    monkeypatch.setattr(Offer, "strategy", strategy)
     answer = several.answer(Desk(patient_study()).hello())
     words = "releases before round one take single records, not all of a patient's"
     assert (answer.accepted, words in answer.reason) == (False, True)

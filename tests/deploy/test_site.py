@@ -758,11 +758,11 @@ def test_a_folder_that_cannot_be_written_is_not_called_a_broken_ledger(
 
 
 def test_a_refusal_without_proof_is_still_a_refusal(tmp_path: Path) -> None:
-    """A missing token, or a name that cannot be written, must not end the site."""
+    """A missing token, or a run's name that cannot be written, must not end the site."""
     site, other = make_site(tmp_path / "a", "a"), Desk(study_values(sites=["b", "c"]))
     assert "token" in site.answer(other.hello()).header
     answer = site.answer(other.hello(run="\ud800"))
-    one_sentence(answer, "is not named in the study")
+    one_sentence(answer, "is a name of 1 character")
     assert "token" not in answer.header
     (site.folder / "token").unlink()
     answer = site.answer(other.hello())

@@ -20,7 +20,7 @@ from dpfl.deploy.messages import Message
 from dpfl.deploy.outcome import outcomes
 from dpfl.deploy.requests import END
 from dpfl.deploy.site import Site
-from dpfl.runs.deployment import StudyFile
+from dpfl.runs.deployment import Offer, StudyFile
 from dpfl.runs.site_file import SiteFile
 from dpfl.sim.train import train
 from dpfl.tasks import Binary, Classification, Regression
@@ -241,7 +241,7 @@ def test_a_model_that_gives_what_the_task_asks_for_is_accepted_and_no_other(
     offer = desk.hello()
     assert site.answer(offer).accepted
     two = torch.nn.Linear(FEATURES, 2)
-    monkeypatch.setattr(StudyFile, "build_model", lambda _: two)
+    monkeypatch.setattr(Offer, "build_model", lambda _: two)
     answer = Site(site.folder).answer(offer)  # a process checks the model of a study once
     assert f"outputs of shape (2,) for {task['name']}" in answer.reason
     assert charged(site) == set()

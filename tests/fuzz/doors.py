@@ -2,7 +2,8 @@
 
 A door is anything that reads what dpfl did not just write itself: a file, a folder, a message. What
 comes in is accepted, or refused by a :class:`DpflError`; either way soon, within some memory, and
-without writing anywhere but in the folder that was given. Nothing is executed for it.
+without writing anywhere but in the folder that was given. Nothing is executed for it. What came
+from a peer opens nothing else either, to read it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dpfl
 from dpfl.cli.main import run_command
 from dpfl.core.errors import DpflError
+from tests.audited import listening, reaches_out
 
 HOME = Path(tempfile.mkdtemp(prefix="dpfl-fuzz-")).resolve()
 GIVEN, OUTSIDE, CURRENT = HOME / "given", HOME / "outside", HOME / "current"
@@ -40,7 +44,6 @@ _WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.syml
 _NEVER = {"os.system", "os.exec", "os.fork", "subprocess.Popen", "socket.connect"}
 _NEVER |= {"pickle.find_class"}
 _OPENED_TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_broken: list[str] | None = None  # a list while a door is watched
 
 
 class Hung(BaseException):
@@ -51,13 +54,15 @@ class Refused(Exception):
     """A command has refused what it was given, with an exit code that is documented."""
 
 
-def enter(name: str, door: Callable[[], Any]) -> Any:
+def enter(name: str, door: Callable[[], Any], *, peer: bool = False) -> Any:
     """Open a door once and check all that must hold; return what it returns, None if it refuses.
+
+    With ``peer``, what comes in is a message: nothing is read but the given folder and caches.
 
     ``name`` is what its examples are counted under.
     """
     counts, found = COUNTS.setdefault(name, Counter()), None
-    with _confined(), _bounded():
+    with _confined(peer), _bounded():
         try:
             found = door()
             counts["accepted"] += 1
@@ -93,14 +98,12 @@ def fresh(template: Path | None = None) -> Path:
 
 
 @contextmanager
-def _confined() -> Iterator[None]:
+def _confined(peer: bool) -> Iterator[None]:
     """Refuse writing outside of the given folder, wherever that is, and running anything."""
-    global _broken
-    before, _broken = _tree(), []
-    try:
+    before = _tree()
+    done: list[str] = []
+    with listening(partial(_heard, done, peer)):
         yield
-    finally:
-        done, _broken = _broken, None
     assert not done, f"not within the given folder: {done}"
     assert _tree() == before, "files beside the given folder were changed"
 
@@ -114,10 +117,8 @@ def _tree() -> dict[str, str]:
     }
 
 
-def _heard(event: str, arguments: tuple[Any, ...]) -> None:
+def _heard(done: list[str], peer: bool, event: str, arguments: tuple[Any, ...]) -> None:
     """Note what the interpreter is about to do, if a door may not do it, and do not let it."""
-    if _broken is None:
-        return
     if event in _WRITES:
         paths = [path for path in arguments if isinstance(path, str | bytes | os.PathLike)]
     elif event == "open" and (arguments[2] or 0) & _OPENED_TO_WRITE:
@@ -125,9 +126,16 @@ def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     else:
         paths = []
     wrong = [path for path in map(os.fsdecode, paths) if not _allowed(path)]
-    if wrong or event in _NEVER:
-        _broken.append(f"{event} {arguments!r:.300}")
+    if wrong or event in _NEVER or (peer and _reads_elsewhere(event, arguments)):
+        done.append(f"{event} {arguments!r:.300}")
         raise PermissionError(f"{event} is not allowed here")
+
+
+def _reads_elsewhere(event: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether a message makes somebody read or call what is not theirs; code may be imported."""
+    code = map(Path, (sys.prefix, sys.base_prefix, dpfl.__path__[0]))
+    caches = Path(os.environ["DPFL_CACHE"]), Path(os.devnull), Path("/proc/self")
+    return reaches_out(event, arguments, within=(GIVEN, *caches, *code))
 
 
 def _allowed(path: str) -> bool:
@@ -169,7 +177,6 @@ def _set_up() -> None:
     for folder in (OUTSIDE, CURRENT, GIVEN):
         folder.mkdir()
         (folder / "canary.txt").write_text("precious")
-    sys.addaudithook(_heard)
     atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 
 

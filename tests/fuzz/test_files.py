@@ -257,7 +257,7 @@ def test_parquet(content: bytes) -> None:
 def test_budgets(given_: tuple[str, bytes]) -> None:
     path = written(*given_)
     values = {**EXPERIMENT, "budgets": {"epsilon": str(path), "delta": 1e-3}, "clients": {}}
-    enter("budgets file", lambda: Experiment.from_dict(values).federation())
+    enter("budgets file", lambda: Experiment.from_options(values).federation())
 
 
 @given(files(GAINS, as_csv))

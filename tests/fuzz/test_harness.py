@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 
 from dpfl.core.errors import DataError, DpflError, Interrupted
+from tests.audited import unheard
 from tests.fuzz import doors
 from tests.fuzz.doors import CURRENT, GIVEN, OUTSIDE, enter
 from tests.fuzz.mutations import altered, as_json, as_toml, damaged
@@ -69,6 +72,23 @@ BROKEN: dict[str, Callable[[], object]] = {
 }
 
 
+READING: dict[str, Callable[[], object]] = {
+    "reads elsewhere": lambda: (OUTSIDE / "canary.txt").read_text(),
+    "looks into a folder": lambda: list(OUTSIDE.iterdir()),
+    "opens a database": lambda: sqlite3.connect(OUTSIDE / "x.db"),
+    "calls out": lambda: socket.create_connection(("127.0.0.1", 9)),
+}
+
+
+@pytest.mark.parametrize("kind", READING)
+def test_a_message_that_makes_somebody_read_is_noticed(kind: str) -> None:
+    with pytest.raises((AssertionError, OSError)):
+        enter("control", READING[kind], peer=True)
+    doors.COUNTS.pop("control", None)
+    assert enter("control", lambda: list(GIVEN.iterdir()), peer=True) is not None
+    doors.COUNTS.pop("control", None)
+
+
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_door_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doors, "LONGEST_SECONDS", 0.3)
@@ -85,9 +105,8 @@ def test_what_no_hook_hears_of_is_seen_in_the_files() -> None:
     code = f"open({str(OUTSIDE / 'canary.txt')!r}, 'a').write('x')"
 
     def writes() -> None:
-        doors._broken = None  # as if nobody listened
-        subprocess.run([sys.executable, "-c", code], check=True)
-        doors._broken = []
+        with unheard():
+            subprocess.run([sys.executable, "-c", code], check=True)
 
     with pytest.raises(AssertionError, match="beside the given folder"):
         enter("control", writes)

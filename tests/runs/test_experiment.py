@@ -21,7 +21,7 @@ BASE = {
 
 
 def _with(**changes: dict) -> Experiment:
-    return Experiment.from_dict(
+    return Experiment.from_options(
         {**BASE, **{k: {**BASE.get(k, {}), **v} for k, v in changes.items()}}
     )
 
@@ -114,4 +114,4 @@ def test_a_budgets_file_is_read_into_the_experiment(tmp_path: Path) -> None:
     assert (budgets["client-0"].delta, budgets["client-1"].delta) == (1e-3, 1e-4)
     path.write_text("id,epsilon,delta\nclient-0,1,\nclient-1,1,1e-4\n")
     with pytest.raises(ConfigurationError, match="no delta for 'client-0'"):
-        Experiment.from_dict({**BASE, "budgets": {"epsilon": str(path)}})
+        Experiment.from_options({**BASE, "budgets": {"epsilon": str(path)}})

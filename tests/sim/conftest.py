@@ -21,7 +21,7 @@ def small(**changes: Any) -> Experiment:
     }
     for section, fields in changes.items():
         values[section] = {**values.get(section, {}), **fields}
-    return Experiment.from_dict(values)
+    return Experiment.from_options(values)
 
 
 @pytest.fixture

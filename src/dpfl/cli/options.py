@@ -166,7 +166,7 @@ class Asked:
         values = self.values()
         values = values if method is None else for_method(values, method, compared=False)
         check_complete(values, values.get("method", {}).get("name"))
-        return Experiment.from_dict(values, str(self.file) if self.file else "options")
+        return Experiment.from_options(values, str(self.file) if self.file else "options")
 
     def method_names(self, values: Values, settings: dict[str, Values] | None = None) -> list[str]:
         """The methods asked for; of ``all`` or a family, those that this federation cannot run are

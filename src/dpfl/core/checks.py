@@ -66,6 +66,22 @@ def clip_bound(where: str, **values: Any) -> None:
     _each(where, values, lambda value: value <= LARGEST_CLIP, remedy)
 
 
+LONGEST_NAME = 200
+"""No run, study or site has a longer name."""
+
+
+def check_name(where: str, name: str, kind: type[DpflError] = ConfigurationError) -> str:
+    """Return a name that is printable and not too long; any other is refused.
+
+    >>> check_name("study", "north and south")
+    'north and south'
+    """
+    good = name.isprintable() and 0 < len(name) <= LONGEST_NAME
+    problem = f"{name!r:.60} is a name of {len(name)} characters"
+    check(good, where, problem, f"give 1 to {LONGEST_NAME} printable characters", kind)
+    return name
+
+
 def one_of(where: str, choices: Collection[str], **values: str) -> None:
     """Refuse a word that is not among the choices."""
     for name, value in values.items():

@@ -22,11 +22,11 @@ from dpfl.rounds import Agreement, Workshop, buffer_shapes, client_round
 from dpfl.rounds.codec import decode_download
 from dpfl.rounds.enrol import secret_for
 from dpfl.rounds.measure import measured_upload
-from dpfl.runs.deployment import StudyFile
+from dpfl.runs.deployment import Offer
 from dpfl.strategy import Strategy
 
 
-def planned_strategy(study: StudyFile, model: nn.Module, terms: Terms) -> Strategy:
+def planned_strategy(study: Offer, model: nn.Module, terms: Terms) -> Strategy:
     """The strategy of a study with what the server has planned; without a plan, none may be sent.
 
     Numbers that cannot be are refused. Whatever they are, the site is charged for what it does.

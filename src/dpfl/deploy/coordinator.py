@@ -22,7 +22,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
-from dpfl.core.checks import check
+from dpfl.core.checks import LONGEST_NAME, check
 from dpfl.core.errors import CheckpointError, FolderError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
@@ -107,7 +107,8 @@ class Coordinator:
 
     def _start(self) -> None:
         """Enrol the sites, write down who takes part, and begin with the first round."""
-        self.sites.run = f"{self.study.study.name}-{uuid.uuid4().hex[:12]}"
+        unique = f"-{uuid.uuid4().hex[:12]}"
+        self.sites.run = self.study.study.name[: LONGEST_NAME - len(unique)] + unique
         gather(self.sites)
         self.sites.members = accepting_sites(self.sites, self._enrol)
         EnrolmentFile(

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dpfl.core.checks import check
+from dpfl.core.checks import check, check_name
 from dpfl.core.errors import ConfigurationError, PeerError, PrivacyRefusal
 from dpfl.core.files import parsed
 from dpfl.core.types import Claims, Plain, Terms
@@ -140,6 +140,11 @@ def text(value: Any) -> str:
     return value
 
 
+def name_of(value: Any) -> str:
+    """Return the name of a run or a site; what is too long or cannot be printed is not one."""
+    return check_name("message", text(value), PeerError)
+
+
 def round_name(number: int) -> str:
     """Name a round as people count it; releases before the first round, and measurements, have
     negative numbers.
@@ -172,10 +177,10 @@ def terms_from_dict(values: Any) -> Terms:
         return Terms(
             **found,
             noise_multiplier=None if noise is None else float(noise),
-            public=tuple(str(client) for client in values["public"]),
+            public=tuple(map(name_of, values["public"])),
             releases=tuple((float(part), integer(size)) for part, size in values["releases"]),
             release_noise=tuple(float(noise) for noise in values["release_noise"]),
-            weights=tuple((text(client), float(part)) for client, part in values["weights"]),
+            weights=tuple((name_of(client), float(part)) for client, part in values["weights"]),
             recipe=tuple((text(name), float(value)) for name, value in values["recipe"]),
         )
 
@@ -252,6 +257,10 @@ class Introduction:
                 accountant="renyi" if said.get("accountant") == "renyi" else None,
                 test_examples=integer(said.get("test_examples", 0), most=1 << 53),
             )
-            names = {"site": header["site"], "token": header["token"], "version": header["dpfl"]}
-            names["identity"] = header.get("identity", "")
-            return cls(claims=claims, **{name: str(value) for name, value in names.items()})
+            return cls(
+                site=name_of(header["site"]),
+                claims=claims,
+                token=str(header["token"]),
+                version=str(header["dpfl"]),
+                identity=str(header.get("identity", "")),
+            )

@@ -6,10 +6,10 @@ or before it is never computed again.
 """
 
 from dpfl.rounds import Agreement
-from dpfl.runs.deployment import StudyFile
+from dpfl.runs.deployment import Offer
 
 
-def place(study: StudyFile, agreement: Agreement, round_: int) -> tuple[int, int]:
+def place(study: Offer, agreement: Agreement, round_: int) -> tuple[int, int]:
     """Where a round, release or measurement of the plan stands: what comes later is larger.
 
     No two of them stand at the same place.
@@ -21,7 +21,7 @@ def place(study: StudyFile, agreement: Agreement, round_: int) -> tuple[int, int
     return (number + 1) * study.accounted.every - 1, 1
 
 
-def following(study: StudyFile, agreement: Agreement, round_: int) -> tuple[int, ...]:
+def following(study: Offer, agreement: Agreement, round_: int) -> tuple[int, ...]:
     """What a site may be asked next: the measurement that is due, if one is, and the next round.
 
     Behind the last round that is one which is not planned.

@@ -32,14 +32,15 @@ from dpfl.deploy.site_folder import MODELS as MODELS
 from dpfl.engine.evaluation import Evaluation, Scores
 from dpfl.privacy.flags import public_note
 from dpfl.rounds import buffer_shapes, write_buffers
-from dpfl.runs.deployment import STUDY_FILE, StudyFile
+from dpfl.runs.deployment import STUDY_FILE, Offer, StudyFile
 from dpfl.runs.folder import RunFolder
+from dpfl.runs.toml_file import read_toml
 
 PRIVATE = "private.safetensors"
 _NAMES_BYTES = 1 << 20  # for names and shapes, beside the numbers themselves
 
 
-def keep_model(folder: Path, run: str, study: StudyFile, payload: bytes, private: bytes) -> Path:
+def keep_model(folder: Path, run: str, study: Offer, payload: bytes, private: bytes) -> Path:
     """Write a model that a server has sent, once it is found to fit the study.
 
     ``run`` and ``study`` say what it is a model of, ``payload`` is the model as safetensors.
@@ -64,7 +65,7 @@ def _file_name(run: str) -> str:
 
 
 def _read(
-    payload: bytes, study: StudyFile, model: nn.Module, where: str
+    payload: bytes, study: Offer, model: nn.Module, where: str
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Read the parameters of a study's model, as one vector, and the buffers that it released."""
     strategy = study.strategy().for_model(model)
@@ -121,7 +122,7 @@ class Outcome:
     """
 
     name: str
-    study: StudyFile
+    study: Offer
     model: Path
     private: Path | None = None
     delivered: bool = False
@@ -189,13 +190,18 @@ def outcomes(folder: Path) -> list[Outcome]:
     return [
         Outcome(
             name=path.parent.name,
-            study=StudyFile.from_file(path.parent / STUDY_FILE),
+            study=_agreed(path.with_name(STUDY_FILE)),
             model=path,
             private=path.with_name(PRIVATE) if path.with_name(PRIVATE).exists() else None,
             delivered=True,
         )
         for path in models
     ]
+
+
+def _agreed(path: Path) -> Offer:
+    """Read a study that a server has offered, and open no file for it."""
+    return StudyFile.from_dict(read_toml(path), str(path))  # it held [network] in version 0.1
 
 
 def find_outcome(folder: Path, run: str | None, model: Path | None, study: Path | None) -> Outcome:

@@ -15,7 +15,7 @@ from dpfl.plugs.sampling import PoissonBatches
 from dpfl.rounds import Agreement
 from dpfl.rounds.codec import decode_download
 from dpfl.rounds.members import Member, check_budget
-from dpfl.runs.deployment import StudyFile
+from dpfl.runs.deployment import Offer
 from dpfl.runs.site_file import SiteFile
 from dpfl.strategy import Strategy
 
@@ -25,7 +25,7 @@ def _accept(file: SiteFile, good: bool, problem: str, remedy: str) -> None:
     check(good, f"site '{file.site.id}'", problem, remedy, PrivacyRefusal)
 
 
-def check_offer(file: SiteFile, study: StudyFile, member: Member) -> None:
+def check_offer(file: SiteFile, study: Offer, member: Member) -> None:
     """Check a study as a whole: its sites, method, number of rounds and promise.
 
     ``file`` is the site's own, ``study`` what is offered, ``member`` the site with its budget.

@@ -29,7 +29,7 @@ from dpfl.models.featured import with_features
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.site_ledger import PlannedUnits, SiteLedger
 from dpfl.rounds.members import Member, honest_members
-from dpfl.runs.deployment import StudyFile, site_task
+from dpfl.runs.deployment import Offer, site_task
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.sections import TaskSection
 from dpfl.runs.site_file import SITE_FILE, SiteFile
@@ -192,7 +192,7 @@ class LoadedSite(SiteFolder):
         """What executes local work."""
         return self._records.engine
 
-    def featured_member(self, study: StudyFile, features: nn.Module | None) -> Member:
+    def featured_member(self, study: Offer, features: nn.Module | None) -> Member:
         """Return the site as a member of a study, with ``features`` in place of its records.
 
         They are computed once for a study.
@@ -273,7 +273,7 @@ class LoadedSite(SiteFolder):
         detail = f"delta {budget.delta:g} is not below 1 / {records} {unit}s: a method may disclose"
         return [RaisedFlag(Flag.WEAK_DELTA, f"{detail} some {unit}s in full")]
 
-    def check_study(self, study: StudyFile) -> None:
+    def check_study(self, study: Offer) -> None:
         """Check the study against this site's own policy and records.
 
         What the server is told does not describe the records; the site's log does.
@@ -292,7 +292,7 @@ class LoadedSite(SiteFolder):
             check_model(study.build_model(), *shapes)
             kept.checked = kept.key, model
 
-    def _check_schema(self, study: StudyFile) -> None:
+    def _check_schema(self, study: Offer) -> None:
         """Refuse a study that states another schema, or whose method takes single records only."""
         where, stated, own = f"site '{self.id}'", study.study.described(), self.schema
         if stated is not None:
@@ -305,7 +305,7 @@ class LoadedSite(SiteFolder):
             study.strategy().protecting(own.unit, single=own.single)
 
 
-def fits(declared: Federation, study: StudyFile) -> bool:
+def fits(declared: Federation, study: Offer) -> bool:
     """Whether a site's records, with targets as its file declares them, are those of a study.
 
     No value of a record decides it: a server is told.

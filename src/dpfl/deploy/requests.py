@@ -5,8 +5,8 @@ answer it. Its header holds ::
 
     kind     hello, terms, train, sum or end
     dpfl     the server's version
-    study    the study as it is offered: everything but the network
-    run      the name of the run
+    study    the study as it is offered: everything but the network; it names no file
+    run      the name of the run, of at most 200 characters
     terms    what enrolment settled (not in a hello)
     binding  of terms: whether the site commits to its plan by accepting
     identities  of terms: the keys of all sites for secure sums, so that wrong ones are found early
@@ -37,13 +37,14 @@ from dpfl.deploy.messages import (
     TRAIN,
     Message,
     integer,
+    name_of,
     readable,
     terms_from_dict,
     terms_to_dict,
     write_header,
 )
 from dpfl.deploy.receipts import Receipt
-from dpfl.runs.deployment import StudyFile
+from dpfl.runs.deployment import Offer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class Request:
     """
 
     kind: ClassVar[str]
-    study: StudyFile
+    study: Offer
     run: str
     payload: bytes = b""
 
@@ -83,9 +84,9 @@ class Request:
         if found is None:
             raise PeerError("message", f"there is no request '{kind}'", SAME_VERSION)
         with readable("message"):
-            study = StudyFile.from_dict(dict(header["study"]), "the server's study")
+            study = Offer.from_dict(dict(header["study"]), "the server's study")
             own = {name: _READERS[name](header.get(name)) for name in _own_fields(found)}
-            return found(study=study, run=str(header["run"]), payload=message.payload, **own)
+            return found(study=study, run=name_of(header["run"]), payload=message.payload, **own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +164,9 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "terms": terms_from_dict,
     "binding": lambda value: value is True,
     "round": lambda value: integer(value, least=None),
-    "identities": lambda value: {str(name): str(key) for name, key in dict(value or {}).items()},
+    "identities": lambda value: {
+        name_of(name): str(key) for name, key in dict(value or {}).items()
+    },
     "phase": str,
     "sum": lambda value: None if value is None else dict(value),
     "signer": str,

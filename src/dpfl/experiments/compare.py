@@ -156,7 +156,7 @@ def fitting(
     for name in names:
         own = {f"method.{key}": value for key, value in (settings or {}).get(name, {}).items()}
         try:
-            rehearse(Experiment.from_dict(for_method(set_fields(base, own), name)), data_folder)
+            rehearse(Experiment.from_options(for_method(set_fields(base, own), name)), data_folder)
             fit.append(name)
         except DataError:
             raise
@@ -180,7 +180,7 @@ def own_searches(
             values: list[Any] = list(method.search[key])
             shares = [one for one in values if isinstance(one, float) and one < 1]
             if shares and method.settings[key].annotation is int:
-                experiment = Experiment.from_dict(for_method(base, name))
+                experiment = Experiment.from_options(for_method(base, name))
                 model = experiment.build_model(experiment.federation(data_folder))
                 size = Layout.of_module(model).size
                 values = sorted({max(1, round(share * size)) for share in shares})

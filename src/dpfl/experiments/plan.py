@@ -123,7 +123,7 @@ def plan(
 
     ::
 
-        found = plan([Experiment.from_dict(for_method(values, name)) for name in names])
+        found = plan([Experiment.from_options(for_method(values, name)) for name in names])
         for tip in found.recommendations:
             print(tip.promise, tip.method, tip.reason)
     """

@@ -43,7 +43,7 @@ def plan(
     values = values_of(experiment)
     own = values.get("method", {}).get("name")
     names = method_list("plan", methods or ([own] if own else ()))
-    found = [Experiment.from_dict(for_method(values, name)) for name in names]
+    found = [Experiment.from_options(for_method(values, name)) for name in names]
     return plan_experiments(found, data_folder=path_of(data), timing=timing)
 
 
@@ -71,7 +71,7 @@ def describe(
     if experiment is not None:
         problem = f"was given an experiment and {', '.join(given)}"
         check(not given, "describe", problem, "give an experiment, or a federation of your own")
-        return describe_experiment(Experiment.from_dict(values_of(experiment)), path_of(data))
+        return describe_experiment(Experiment.from_options(values_of(experiment)), path_of(data))
     lacking = [name for name in own if name not in given]
     remedy = "give an experiment, or federation, model, strategy and rounds"
     check(not lacking, "describe", f"lacks {', '.join(lacking)}", remedy)

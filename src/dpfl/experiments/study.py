@@ -126,7 +126,7 @@ class Sweep(TomlFile):
         fields |= {f"method.{key}": value for key, value in own.items() if key != "name"}
         values = set_fields(for_method(set_fields(self.base, case), name), fields)
         values = set_fields(values, {"run.seed": seed})
-        return Experiment.from_dict(values, f"study, method '{label}'")
+        return Experiment.from_options(values, f"study, method '{label}'")
 
     def rehearsal(
         self, case: Values, label: str, tuned: Values, seed: int, ids: Sequence[str]
@@ -139,7 +139,7 @@ class Sweep(TomlFile):
             values = set_fields(values, {"partition.validation": True})
         else:
             values = on_proxy(values, self.tune.on, ids)
-        return Experiment.from_dict(values, f"study, [tune], method '{label}'")
+        return Experiment.from_options(values, f"study, [tune], method '{label}'")
 
     def tunable(self, label: str) -> list[Values]:
         """Return the candidates of one method, as far as they differ in settings that it has and

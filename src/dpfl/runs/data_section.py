@@ -16,11 +16,12 @@ with warnings.catch_warnings():  # pydantic's models have an old method of the n
     class DataSection(Section):
         """Which records: a named data set, or a ``folder`` with one CSV or Parquet file per client.
 
-        ``schema`` describes the columns of the files (:class:`dpfl.data.schema.Schema`): a TOML
-        file, which is read in, since it may change later, or a table. Without it all columns are
-        numbers, and ``label`` names the column of the targets. ``stratified`` sets a fifth
-        of each class of a folder's records aside for testing, instead of a fifth of all; the run is
-        flagged then (:attr:`dpfl.Federation.stratified`).
+        ``schema`` describes the columns of the files (:class:`dpfl.data.schema.Schema`): a table;
+        a person may name a TOML file instead, which is read in (:mod:`dpfl.runs.named_files`),
+        since it may change later. Without it all columns are numbers, and ``label`` names the
+        column of the targets. ``stratified`` sets a fifth of each class of a folder's records aside
+        for testing, instead of a fifth of all; the run is flagged then
+        (:attr:`dpfl.Federation.stratified`).
         """
 
         name: str | None = None
@@ -31,12 +32,12 @@ with warnings.catch_warnings():  # pydantic's models have an old method of the n
 
         @model_validator(mode="before")
         @classmethod
-        def _read(cls, values: Any) -> Any:
-            """Replace the name of a schema's file by what it holds; a wrong one is refused."""
+        def _check_schema(cls, values: Any) -> Any:
+            """Refuse a wrong schema; the columns become a list, which keeps their order."""
             given = values.get("schema") if isinstance(values, dict) else None
             if given is None:
                 return values
-            schema = Schema.read(given) if isinstance(given, str) else Schema.from_dict(given)
+            schema = Schema.from_dict(given, "[data] schema")
             problem, remedy = "describes the columns of files, and none are given", "name a folder"
             check(values.get("folder") is not None, "[data] schema", problem, remedy)
             problem, remedy = "is given beside a schema, which names the target", "leave it out"

@@ -6,12 +6,11 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, StrictInt, model_validator
 from torch import nn
 
-from dpfl.core.checks import MOST_ROUNDS, check
+from dpfl.core.checks import MOST_ROUNDS, check, check_name
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.promise import SUMMED, colluding
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain, Unit, unit_called
-from dpfl.data.schema import Schema
 from dpfl.methods import METHODS
 from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.plugs.release_costs import Shares
@@ -19,6 +18,7 @@ from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs import sections
 from dpfl.runs.accounted_section import AccountedSection
 from dpfl.runs.for_method import with_own_model
+from dpfl.runs.named_files import resolve_files
 from dpfl.runs.study_section import StudySection as StudySection
 from dpfl.runs.study_section import site_task as site_task
 from dpfl.runs.toml_file import Section, TomlFile, read_toml
@@ -60,8 +60,8 @@ class NetworkSection(Section):
     names: list[str] = Field(default=["localhost"])
 
 
-class StudyFile(TomlFile):
-    """The server's file: everything that sites are told, and the network.
+class Offer(TomlFile):
+    """A study as sites are told of it. No file is opened for it, and it names none.
 
     ``task`` says what is learned where it is not a classification with the study's classes. With
     ``secure_sum`` the server sees sums of uploads alone. ``accounted`` is a metric that is measured
@@ -71,19 +71,15 @@ class StudyFile(TomlFile):
 
     called: ClassVar[str] = "study"
     made_with: ClassVar[str] = "dpfl server init"
-    incidental: ClassVar[Plain] = {
-        "network": True,
-        "run": {"round_timeout", "enrol_timeout", "least_sites"},
-    }
+    incidental: ClassVar[Plain] = {"run": {"round_timeout", "enrol_timeout", "least_sites"}}
     study: StudySection
-    model: sections.ModelSection = sections.ModelSection()
+    model: sections.OfferedModel = sections.OfferedModel()
     task: sections.TaskSection | None = None
     method: sections.MethodSection
     run: RoundsSection
     server: sections.ServerSection | None = None
     secure_sum: sections.SecureSumSection | None = None
     accounted: AccountedSection | None = None
-    network: NetworkSection = NetworkSection()
 
     @model_validator(mode="before")
     @classmethod
@@ -101,6 +97,7 @@ class StudyFile(TomlFile):
         planned = self.method.name in METHODS and METHODS[self.method.name].model is not None
         given, at = self.run.rounds is not None or planned, f"{where}, [run] rounds"
         check(given, at, "is missing", "give a value")
+        check_name(f"{where}, [study] name", self.study.name)
         self.learned(f"{where}, ")
         self.measurements()
         schema, stated = self.study.described(), self.study.unit
@@ -108,23 +105,10 @@ class StudyFile(TomlFile):
             problem = f"'{stated}' was given, and the schema makes it '{schema.unit}'"
             check(stated == schema.unit, f"{where}, [study] unit", problem, "leave it out")
         unit_called(self.unit_word)
-        problem = f"{self.model.weights} is not at the sites, which build the model themselves"
-        remedy = "use it in a simulation"
-        check(self.model.weights is None, f"{where}, [model] weights", problem, remedy)
         sites, least = self.study.sites, self.run.least_sites
         check(len(set(sites)) == len(sites), where, "names a site twice", "name each site once")
         where, problem = f"{where}, [run] least_sites", f"{least} of {len(sites)} sites are needed"
         check(least <= len(sites), where, problem, "name more sites, or lower least_sites")
-
-    @classmethod
-    def from_file(cls, path: Path) -> Self:
-        """Read and validate a TOML file; a schema that it names by a path is read in."""
-        values = read_toml(path)
-        about = values.get("study")
-        if isinstance(about, dict) and isinstance(about.get("schema"), str):
-            schema = Schema.read(path.parent / about["schema"]).to_dict()
-            values = {**values, "study": {**about, "schema": schema}}
-        return cls.from_dict(values, str(path))
 
     @property
     def unit_word(self) -> str:
@@ -240,3 +224,15 @@ class StudyFile(TomlFile):
         """Build the first model, which is the same everywhere."""
         shape, seed = tuple(self.study.feature_shape), PublicSeed(self.run.seed)
         return self.model.build(shape, self.learned().width, seed)
+
+
+class StudyFile(Offer):
+    """The server's file: what it offers to sites, and the network."""
+
+    incidental: ClassVar[Plain] = {**Offer.incidental, "network": True}
+    network: NetworkSection = NetworkSection()
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read and validate a server's own TOML file; a schema that it names is read in."""
+        return cls.from_dict(resolve_files(read_toml(path), path.parent), str(path))

@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 from torch import nn
 
 from dpfl.core.checks import check, one_of
-from dpfl.core.errors import did_you_mean
+from dpfl.core.errors import ConfigurationError, did_you_mean
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import ClientSettings, Plain
 from dpfl.core.version import __version__
@@ -25,13 +25,14 @@ from dpfl.engine.process import check_device
 from dpfl.methods import find
 from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.plugs.figures import FigureSpec
-from dpfl.privacy.budgets import make_budgets
+from dpfl.privacy.budgets import is_budget_file, make_budgets
 from dpfl.rounds.members import honest_members
 from dpfl.runs import sections
 from dpfl.runs.accounted_section import AccountedSection
 from dpfl.runs.for_method import for_method as for_method
 from dpfl.runs.for_method import with_own_model
-from dpfl.runs.toml_file import TomlFile
+from dpfl.runs.named_files import resolve_files
+from dpfl.runs.toml_file import TomlFile, read_toml
 from dpfl.strategy import Strategy
 from dpfl.strategy.preconditioning import strategy_signal
 from dpfl.tasks import Task
@@ -81,6 +82,24 @@ class Experiment(TomlFile):
         for path in filter(Path.is_file, files):
             digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
         return digest.hexdigest()
+
+    @classmethod
+    def from_options(cls, values: Plain, where: str | None = None) -> Self:
+        """Read the files that a person's own values name, and validate."""
+        return cls.from_dict(resolve_files(values), where)
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read and validate a person's own TOML file, and the files that it names."""
+        return cls.from_options(read_toml(path), str(path))
+
+    def agrees(self, where: str) -> None:
+        """Refuse files that are named and were not read: the digest would not cover them."""
+        weights = self.model.weights_sha256 is None and self.model.weights
+        for name in (weights, self.budgets.epsilon):
+            if isinstance(name, str) and (name == weights or is_budget_file(name)):
+                remedy = "read it by Experiment.from_options"
+                raise ConfigurationError(where, f"the file '{name}' was not read", remedy)
 
     @model_validator(mode="before")
     @classmethod

@@ -1,10 +1,6 @@
 """The model of an experiment file: its name, the weights it starts from, and what is frozen."""
 
-import hashlib
-from pathlib import Path
-from typing import Any
-
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import nn
 
 from dpfl.core.checks import check
@@ -12,7 +8,6 @@ from dpfl.core.random import PublicSeed
 from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.models import freeze, load_weights, make_model
 from dpfl.models.features import auto_features
-from dpfl.models.pretrained import read_weights
 from dpfl.runs.toml_file import Section
 
 
@@ -22,8 +17,8 @@ class ModelSection(Section):
     ``features`` names public features (:mod:`dpfl.models.features`) that the model is built on, or
     is "auto": those that fit the records and the budgets. ``weights`` is a .safetensors file of
     public weights to start from. ``freeze`` lists the names of layers or parameters that stay as
-    they start. ``weights_sha256`` is the digest of the file: it is filled in when the experiment is
-    read, and a file that has changed since is refused.
+    they start. ``weights_sha256`` is the digest of the file: it is filled in where a person names
+    the file (:mod:`dpfl.runs.named_files`), and a file that has changed since is refused.
     """
 
     name: str = "logistic"
@@ -32,16 +27,6 @@ class ModelSection(Section):
     weights: str | None = None
     weights_sha256: str | None = None
     freeze: list[str] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_by_content(cls, values: Any) -> Any:
-        """Add the digest of the weights; a run may be resumed from another folder."""
-        path = values.get("weights") if isinstance(values, dict) else None
-        if not isinstance(path, str) or values.get("weights_sha256") is not None:
-            return values
-        full, digest = Path(path).absolute(), hashlib.sha256(read_weights(Path(path))).hexdigest()
-        return {**values, "weights": str(full), "weights_sha256": digest}
 
     def named_features(
         self, shape: tuple[int, ...], inputs: Inputs, signal: float | None
@@ -72,3 +57,10 @@ class ModelSection(Section):
         remedy = "learn it, or add it to the weights"
         check(loaded is None or not missing, "[model] freeze", problem, remedy)
         return model
+
+
+class OfferedModel(ModelSection):
+    """The model of a study between sites, which build it themselves: no file is at all of them."""
+
+    weights: None = None
+    weights_sha256: None = None

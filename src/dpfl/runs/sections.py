@@ -1,17 +1,16 @@
 """The sections of an experiment file; unknown keys are refused, with the nearest known one."""
 
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from dpfl.core.checks import MOST_ROUNDS, check
 from dpfl.core.types import Plain
 from dpfl.methods import find, make_strategy
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
-from dpfl.privacy.budgets import is_budget_file, read_budget_file
 from dpfl.runs.data_section import DataSection as DataSection
 from dpfl.runs.model_section import ModelSection as ModelSection
+from dpfl.runs.model_section import OfferedModel as OfferedModel
 from dpfl.runs.server_section import ServerSection as ServerSection
 from dpfl.runs.site_file import ClientSection as ClientSection
 from dpfl.runs.toml_file import Section
@@ -40,36 +39,16 @@ class PartitionSection(Section):
 
 
 class BudgetsSection(Section):
-    """The budget of each client: a distribution's name, a number, a list, a file or a table; and
-    delta. Neither has a default.
+    """The budget of each client: a distribution's name, a number, a list or a table; and delta.
+    Neither has a default.
 
-    A file is read in, since it may change later. ``scale`` multiplies every epsilon, to see what
-    more or less would buy.
+    A person may name a file instead, which is read in (:mod:`dpfl.runs.named_files`). ``scale``
+    multiplies every epsilon, to see what more or less would buy.
     """
 
     epsilon: str | float | list[float] | dict[str, float] | None = None
     delta: float | list[float] | dict[str, float] | None = None
     scale: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read(cls, values: Any) -> Any:
-        """Replace the name of a file by what it holds."""
-        source = values.get("epsilon") if isinstance(values, dict) else None
-        if not (isinstance(source, str) and is_budget_file(source)):
-            return values
-        where, (epsilons, deltas) = f"budgets file {source}", read_budget_file(Path(source))
-        delta = common = values.get("delta")
-        if deltas and isinstance(common, float | None):
-            delta = {client: deltas.get(client, common) for client in epsilons}
-            full = common is not None and set(deltas) == set(epsilons)
-            for client, own in delta.items():
-                problem, remedy = f"has no delta for '{client}'", "give a delta column or --delta"
-                check(own is not None, where, problem, remedy)
-                problem = f"gives '{client}' delta {own}, and {common} was given for all"
-                remedy = "leave one of the two out; a delta for all fills empty cells of the column"
-                check(not full or own == common, where, problem, remedy)
-        return {**values, "epsilon": epsilons, "delta": delta}
 
 
 class TaskSection(BaseModel):

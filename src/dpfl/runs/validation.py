@@ -18,7 +18,6 @@ _KINDS = {
     "mapping": "a table",
     "model": "a table",
     "dataclass": "a table",
-    "none": "nothing",
 }
 """What was wanted, by the first word of the validator's name for the error."""
 
@@ -32,6 +31,7 @@ _BOUNDS = {
     "string_too_short": "at least {min_length} character(s)",
     "string_pattern_mismatch": "a name of at most 100 characters, without slashes or line breaks, "
     "that begins with neither a dot nor a space",
+    "none_required": "nothing, since it is not at the sites",
     "literal_error": "{expected}",
     "enum": "{expected}",
 }

@@ -84,7 +84,7 @@ def _case(victim: Victim, values: Plain, name: str, epsilon: float, view: str) -
     own = for_method(own, name, compared=False)
     if "force" in find(name).settings:  # so few records would be refused as hopeless
         own = {**own, "method": {**own["method"], "force": True}}
-    experiment = Experiment.from_dict(own)
+    experiment = Experiment.from_options(own)
     setup = setup_of(experiment, victim.data_folder)
     federation, strategy = victim.federation, setup.strategy
     if find(name).model is not None:  # it plans its own work

@@ -47,7 +47,7 @@ class Victim:
         data_folder: Path | None,
     ) -> Victim:
         """Take these records, from the data set or from the client's own file."""
-        experiment = Experiment.from_dict(for_method(values, method))
+        experiment = Experiment.from_options(for_method(values, method))
         federation = experiment.federation(data_folder)
         _check_task(federation)
         name = federation.ids[0] if client is None else client

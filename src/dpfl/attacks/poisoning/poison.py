@@ -99,7 +99,7 @@ class _Plan:
 def _setup(base: Plain, method: str, seed: int, data_folder: Path | None) -> Setup:
     """What is simulated of a method, with one seed."""
     values = for_method(set_fields(base, {"run.seed": seed}), method)
-    return setup_of(Experiment.from_dict(values), data_folder)
+    return setup_of(Experiment.from_options(values), data_folder)
 
 
 def _planned(

@@ -1,0 +1,1 @@
+"""What the project measures about itself, and the limits of these numbers."""
