@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError
+from dpfl.data.units import SPLIT_VERSION
 from dpfl.engine.evaluation import Scores
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
