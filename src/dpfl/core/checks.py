@@ -76,10 +76,10 @@ def check_name(where: str, name: str, kind: type[DpflError] = ConfigurationError
     >>> check_name("study", "north and south")
     'north and south'
     """
-    good = name.isprintable() and 0 < len(name) <= LONGEST_NAME
+    if name.isprintable() and 0 < len(name) <= LONGEST_NAME:
+        return name
     problem = f"{name!r:.60} is a name of {len(name)} characters"
-    check(good, where, problem, f"give 1 to {LONGEST_NAME} printable characters", kind)
-    return name
+    raise kind(where, problem, f"give 1 to {LONGEST_NAME} printable characters")
 
 
 def one_of(where: str, choices: Collection[str], **values: str) -> None:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from dpfl.core.checks import check
+from dpfl.core.errors import ConfigurationError
 from dpfl.core.types import Plain
 from dpfl.data.schema import Schema
 from dpfl.models.pretrained import read_weights
@@ -48,17 +48,21 @@ def _with_budgets(section: Plain, folder: Path) -> Plain:
     source = section.get("epsilon")
     if not (isinstance(source, str) and is_budget_file(source)):
         return section
-    where, (epsilons, deltas) = f"budgets file {source}", read_budget_file(folder / source)
-    delta = common = section.get("delta")
-    if deltas and isinstance(common, float | None):
-        delta = {client: deltas.get(client, common) for client in epsilons}
-        full = common is not None and set(deltas) == set(epsilons)
-        for client, own in delta.items():
-            problem, remedy = f"has no delta for '{client}'", "give a delta column or --delta"
-            check(own is not None, where, problem, remedy)
-            problem = f"gives '{client}' delta {own}, and {common} was given for all"
+    where = f"budgets file {source}"
+    epsilons, deltas = read_budget_file(folder / source)
+    common = section.get("delta")
+    if not deltas or not isinstance(common, float | None):
+        return {**section, "epsilon": epsilons, "delta": common}
+    complete = set(deltas) == set(epsilons)
+    delta = {client: deltas.get(client, common) for client in epsilons}
+    for client, value in delta.items():
+        if value is None:
+            remedy = "give a delta column or --delta"
+            raise ConfigurationError(where, f"has no delta for '{client}'", remedy)
+        if complete and common not in (None, value):
+            problem = f"gives '{client}' delta {value}, and {common} was given for all"
             remedy = "leave one of the two out; a delta for all fills empty cells of the column"
-            check(not full or own == common, where, problem, remedy)
+            raise ConfigurationError(where, problem, remedy)
     return {**section, "epsilon": epsilons, "delta": delta}
 
 
