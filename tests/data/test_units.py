@@ -15,7 +15,7 @@ import dpfl
 from dpfl.data.building import ClientTable, units_of
 from dpfl.data.federation import Federation
 from dpfl.data.schema import Schema
-from dpfl.data.units import UnitKey, Units, tested_units
+from dpfl.data.units import UnitKey, Units, units_to_test
 
 KEYS = st.binary(min_size=1, max_size=64).map(UnitKey)
 ROWS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1)), min_size=2, max_size=60)
@@ -47,7 +47,7 @@ def difference(one: Part, other: Part) -> int:
 @example(LONG, UnitKey(b"k"))
 def test_sizes_follow_from_the_number_of_units_alone(rows: list[Row], key: UnitKey) -> None:
     train, test = parts(rows, key)
-    assert test.total() == tested_units(len(rows)) == max(1, round(len(rows) / 5))
+    assert test.total() == units_to_test(len(rows)) == max(1, round(len(rows) / 5))
     assert train + test == Counter((float(a), b) for a, b in rows)
 
 
@@ -126,7 +126,7 @@ def table_of(persons: dict[str, list[Row]]) -> dict[str, list[Any]]:
 
 def sides(made: Units, key: UnitKey) -> tuple[list[bytes], list[bytes]]:
     order = key.order(made.marks)
-    cut = tested_units(len(order))
+    cut = units_to_test(len(order))
     return [made.marks[i] for i in order[:cut]], [made.marks[i] for i in order[cut:]]
 
 

@@ -132,8 +132,8 @@ def spend(
     with closing(site.checked_ledger()) as ledger:
         if page is not None:
             title = f"Budget and spending of '{site.id}'"
-            told = [*map(str, flags), *board_notes(site, ledger)]
-            pages.write_ledger_page(ledger, page, title, warnings=told)
+            warnings = [*map(str, flags), *board_notes(site, ledger)]
+            pages.write_ledger_page(ledger, page, title, warnings=warnings)
         if ledger.seeded_runs():
             flags.append(RaisedFlag(Flag.SEEDED, "some of it was a rehearsal"))
     c.warn(flags)

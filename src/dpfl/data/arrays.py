@@ -16,7 +16,7 @@ from dpfl.core.checks import check
 from dpfl.core.errors import DataError
 from dpfl.data.records import Parts, Records, Span, check_data
 from dpfl.data.sources import dense, is_mapped, mapped_tensor
-from dpfl.data.units import TEST_FRACTION, UnitKey, Units, record_units, tested_units
+from dpfl.data.units import TEST_FRACTION, UnitKey, Units, record_units, units_to_test
 from dpfl.tasks import Classification, Task
 
 MOST_TESTED = 10_000
@@ -59,8 +59,8 @@ def client_parts(
     if len(arrays) == 4:
         test = Records(*_pair(where, arrays[2], arrays[3], task, tokens))
         return Records(features, labels), test
-    given = dense(where, arrays[1]).astype(np.float64)  # before the task converts them
-    units = record_units(features.numpy(), given, key)
+    targets = dense(where, arrays[1]).astype(np.float64)  # before the task converts them
+    units = record_units(features.numpy(), targets, key)
     return split_off(client, features, labels, units, key, stratified=stratified)
 
 
@@ -123,7 +123,7 @@ def split_off(
     problem = f"has {len(labels)} record(s), too few for a train and a test part"
     remedy = "leave it out, or give both parts"
     check_data(len(labels) >= 2, f"client '{client}'", problem, remedy)
-    order, cut = torch.tensor(key.order(units.marks)), tested_units(len(labels))
+    order, cut = torch.tensor(key.order(units.marks)), units_to_test(len(labels))
     order = _by_class(labels, order, cut) if stratified else order
     live = None if not units.blank.any() else torch.from_numpy(~units.blank)
     whole = Records(features, labels, live, tuple(units.marks))

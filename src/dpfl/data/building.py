@@ -156,22 +156,23 @@ def arrays_of(
         return arrays, options
     remedy = "leave the target out: the schema names it"
     check(target is None, "federation", f"has a schema and a target '{target}'", remedy)
-    found: dict[Any, Any] = {}
+    units: dict[Any, Any] = {}
     for name, table in tables.items():
         seed = PublicSeed(int(options.get("seed", 0))).child("split", str(name))
-        units = found[name] = _units(schema, table, key or UnitKey.of(seed))
-        problem = f"has {len(units.marks)} {schema.unit}(s), too few for a train and a test part"
+        units[name] = units_of(schema, table, key or UnitKey.of(seed))
+        count = len(units[name].marks)
+        problem = f"has {count} {schema.unit}(s), too few for a train and a test part"
         remedy = "leave this client out, or join it with another one"
-        check_data(key is not None or len(units.marks) >= 2, table.where, problem, remedy)
+        check_data(key is not None or count >= 2, table.where, problem, remedy)
     task = _task_of(schema, options.get("task"))
     split = options.get("stratified", False) and not schema.single
     remedy = "leave stratified out, or use one record per person"
     check(not split, "federation", "persons with several records have no one class", remedy)
     task = task if schema.single else PerPerson(task=task)
-    return found, {**options, "task": task, "unit": schema.unit, "schema": schema}
+    return units, {**options, "task": task, "unit": schema.unit, "schema": schema}
 
 
-def _units(schema: Schema, table: ClientTable, key: UnitKey) -> Units:
+def units_of(schema: Schema, table: ClientTable, key: UnitKey) -> Units:
     """One client's units: its records, or its persons with a bounded number of records each."""
     made = schema.prepare(table.columns, table.where, table.rows)
     most = schema.records_per_person

@@ -215,17 +215,17 @@ class Federation(Sources):
         )
         parts = {}
         for client, arrays in sorted(clients.items(), key=lambda pair: str(pair[0])):
-            own = key or UnitKey.of(PublicSeed(seed).child("split", client))
-            parts[client] = build(client, arrays, key=own)
-        shapes = {tuple(own.features.shape[1:]) for part in parts.values() for own in part}
+            public = UnitKey.of(PublicSeed(seed).child("split", client))
+            parts[client] = build(client, arrays, key=key or public)
+        shapes = {tuple(r.features.shape[1:]) for part in parts.values() for r in part}
         problem = f"clients have records of different shapes {sorted(shapes)}"
         check_data(len(shapes) == 1, "federation", problem, "use one shape")
-        shapes = {tuple(own.labels.shape[1:]) for part in parts.values() for own in part}
+        shapes = {tuple(r.labels.shape[1:]) for part in parts.values() for r in part}
         problem = f"clients have targets of different shapes {sorted(shapes)}"
         check_data(len(shapes) == 1, "federation", problem, "use one shape")
         return cls(
             shards=lay_out(parts, copy=not any(map(_is_mapped, clients.values()))),
-            task=learned.resolve([own.labels for part in parts.values() for own in part]),
+            task=learned.resolve([r.labels for part in parts.values() for r in part]),
             inputs=NUMBERS if tokens is None else Tokens(tokens),
             budgets=renamed(budgets, names),
             client_settings=renamed(client_settings, names),

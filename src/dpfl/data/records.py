@@ -55,7 +55,7 @@ class Records:
             self.features[places],
             self.labels[places],
             None if live is None else live[places],
-            None if marks is None else tuple(marks[place] for place in places.tolist()),
+            None if marks is None else tuple(marks[row] for row in places.tolist()),
         )
 
     @classmethod

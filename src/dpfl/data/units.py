@@ -50,14 +50,24 @@ class UnitKey:
             keyed.update(len(part).to_bytes(8, "big") + part)
         return keyed.digest()
 
+    def hashes(self, purpose: str, parts: Iterable[bytes]) -> list[bytes]:
+        """Hash each of many byte strings for one purpose."""
+        keyed = hashlib.blake2b(key=self.value, digest_size=32, person=purpose.encode())
+        digests = []
+        for part in parts:
+            each = keyed.copy()
+            each.update(part)
+            digests.append(each.digest())
+        return digests
+
     def marks(self, records: Iterable[bytes]) -> list[bytes]:
         """Mark records, each by its bytes and by how many equal ones came before it."""
         before: Counter[bytes] = Counter()
-        marks = []
+        numbered = []
         for record in records:
-            marks.append(self.hash("record", record, before[record].to_bytes(8, "big")))
+            numbered.append(before[record].to_bytes(8, "big") + record)
             before[record] += 1
-        return marks
+        return self.hashes("record", numbered)
 
     def person_mark(self, person: str) -> bytes:
         """Mark a person by the id."""
@@ -68,14 +78,13 @@ class UnitKey:
 
         Units are trained and tested on in this order, whatever their order in the file is.
         """
-        hashes = [self.hash("split", mark) for mark in marks]
-        return sorted(range(len(marks)), key=hashes.__getitem__)
+        return sorted(range(len(marks)), key=self.hashes("split", marks).__getitem__)
 
 
-def tested_units(units: int) -> int:
+def units_to_test(units: int) -> int:
     """How many units are set aside for testing.
 
-    >>> [tested_units(n) for n in (2, 7, 8, 300)]
+    >>> [units_to_test(n) for n in (2, 7, 8, 300)]
     [1, 1, 2, 60]
     """
     return max(1, round(TEST_FRACTION * units))
@@ -186,8 +195,8 @@ def table_units(made: Prepared, key: UnitKey, most: int) -> Units:
     for number, person in enumerate(persons):
         rows = rows_of[person]
         marks = key.marks([person.encode() + records[row] for row in rows])
-        hashes = [key.hash("choice", mark) for mark in marks]
-        by_hash = [rows[place] for place in sorted(range(len(rows)), key=hashes.__getitem__)]
+        hashes = key.hashes("choice", marks)
+        by_hash = [row for _, row in sorted(zip(hashes, rows, strict=True))]
         used = [row for row in by_hash if made.kept[row]][:most]
         filled[number] = np.arange(most) < len(used)
         places[number] = [*used, *[(used or rows)[0]] * (most - len(used))]

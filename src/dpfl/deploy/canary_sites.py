@@ -19,7 +19,9 @@ import numpy as np
 from dpfl.attacks.auditing.probes import Floats
 from dpfl.core.promise import Promise
 from dpfl.core.types import Budget, Observer, Plain
+from dpfl.data.units import row_bytes, units_to_test
 from dpfl.deploy.example import pin_identities
+from dpfl.deploy.records import UNITS_KEY
 from dpfl.deploy.site import Site
 from dpfl.plugs.base import Participant
 from dpfl.privacy.events import History
@@ -71,13 +73,13 @@ class CanarySites:
         for name, mark, direction in zip(self.victims, marks, own, strict=True):
             self._write_site(name, self.budget.epsilon)
             rows = max(OWN_RECORDS, -(-5 * len(mark) // 4))
-            found = np.zeros((rows, size))
+            features = np.zeros((rows, size))
             if self.promise.unit.of_data:
-                trained = self._trained_rows(name, rows, size)[: len(mark)]
-                found[trained, direction] = mark
+                features[: len(mark)][np.arange(len(mark)), direction] = LONG * mark
+                self._make_trained(name, features)
             else:
-                found[:, direction] = mark
-            self._write_records(name, LONG * found)
+                features[:, direction] = LONG * mark
+            self._write_records(name, features)
         for name in self.fillers:
             self._write_site(name, 1.5 * self.budget.epsilon)
             self._write_records(name, np.zeros((OWN_RECORDS, size)))
@@ -106,13 +108,29 @@ class CanarySites:
         lines += [",".join([*(f"{value:g}" for value in row), "0"]) for row in features.tolist()]
         (self.folder / name / _RECORDS).write_text("\n".join(lines) + "\n")
 
-    def _trained_rows(self, name: str, rows: int, size: int) -> np.ndarray:
-        """Which rows of its file a site trains on; the others it keeps for testing."""
-        numbered = np.zeros((rows, size))
-        numbered[:, 0] = np.arange(rows)
-        self._write_records(name, numbered)
-        trained: np.ndarray = Site(self.folder / name).member().shard.features[:, 0].numpy()
-        return np.sort(trained.astype(np.int64))
+    def _make_trained(self, name: str, features: Floats) -> None:
+        """Make a site's canaries longer, by thousandths, until it trains on all of them.
+
+        Zeros alone are then tested on, whichever canaries are there. Where no length does it, the
+        site gets another key.
+        """
+        key = Site(self.folder / name).units_key
+
+        def hashes(rows: Floats) -> list[bytes]:
+            records = row_bytes(rows.astype(np.float32), np.zeros(len(rows)))
+            return key.hashes("split", key.marks(records))
+
+        there = features.any(axis=1)
+        largest = sorted(hashes(features[~there]))[units_to_test(len(features)) - 1]
+        for row in np.flatnonzero(there):
+            tries = features[row] * (1 + np.arange(100)[:, None] / 1000)
+            fitting = [number for number, value in enumerate(hashes(tries)) if value > largest]
+            if not fitting:
+                (self.folder / name / UNITS_KEY).unlink()
+                Site(self.folder / name).prepare()
+                return self._make_trained(name, features)
+            features[row] = tries[fitting[0]]
+        return None
 
     # -- what a victim says afterwards -------------------------------------------------------------
 

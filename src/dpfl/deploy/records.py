@@ -85,26 +85,28 @@ class LoadedSite(SiteFolder):
 
     def planned_units(self) -> PlannedUnits:
         """Name and count the units of the study, as they are now."""
-        shard, kept = self.federation().shards[self.id], self._records
-        if kept.planned is None:
+        shard = self.federation().shards[self.id]
+        cache = self._records
+        if cache.planned is None:
             key, blanks = self.units_key, self._withdrawn()[1]
-            if kept.units is None:  # an embedded data set
+            if cache.units is None:  # an embedded data set
                 digest = key.hash("units", self.federation().fingerprint().encode()).hex()
             else:
-                digest = kept.units.in_study(*self._withdrawn()).digest(key, blanks)
-            kept.planned = PlannedUnits(digest, shard.examples, len(shard.test_labels), blanks)
-        return kept.planned
+                digest = cache.units.in_study(*self._withdrawn()).digest(key, blanks)
+            cache.planned = PlannedUnits(digest, shard.examples, len(shard.test_labels), blanks)
+        return cache.planned
 
     def units(self) -> Units | None:
         """Return the units of the file, withdrawn or not; None for an embedded data set."""
-        data, kept = self.file.data, self._records
+        data = self.file.data
+        cache = self._records
         key: tuple[object, ...] = (self.id, data.model_dump_json(), self.schema)
         if data.file is not None and is_there(path := self.folder / data.file):
             key = (*key, path.stat().st_mtime_ns, path.stat().st_size)
-        if kept.key != key:
-            kept.units, kept.options = self._read_units()
-            kept.key, kept.federation = key, None
-        return kept.units
+        if cache.key != key:
+            cache.units, cache.options = self._read_units()
+            cache.key, cache.federation = key, None
+        return cache.units
 
     def still_planned(self, ledger: SiteLedger, run: str) -> bool:
         """Whether the units of a run are those that it was planned for."""
@@ -177,15 +179,15 @@ class LoadedSite(SiteFolder):
         Its targets are as ``task`` takes them, or as the site's file declares them if None.
         """
         self.units()
-        kept = self._records
-        if kept.federation is None or kept.study != self._withdrawn():
-            kept.study, kept.federation = self._withdrawn(), self._of_study()
-            kept.learned = kept.featured = kept.planned = None
+        cache = self._records
+        if cache.federation is None or cache.study != self._withdrawn():
+            cache.study, cache.federation = self._withdrawn(), self._of_study()
+            cache.learned = cache.featured = cache.planned = None
         if task is None:
-            return kept.federation
-        if kept.learned is None or kept.learned.task.single != task:
-            kept.learned, kept.featured = for_task(kept.federation, task), None
-        return kept.learned
+            return cache.federation
+        if cache.learned is None or cache.learned.task.single != task:
+            cache.learned, cache.featured = for_task(cache.federation, task), None
+        return cache.learned
 
     @property
     def engine(self) -> Engine:
@@ -223,10 +225,10 @@ class LoadedSite(SiteFolder):
 
     def _of_study(self) -> Federation:
         """The site's units in the study, or a client of an embedded data set."""
-        data, kept = self.file.data, self._records
-        if kept.units is not None:
-            units = kept.units.in_study(*self._withdrawn())
-            return Federation.from_arrays({self.id: units}, key=self.units_key, **kept.options)
+        data, cache = self.file.data, self._records
+        if cache.units is not None:
+            units = cache.units.in_study(*self._withdrawn())
+            return Federation.from_arrays({self.id: units}, key=self.units_key, **cache.options)
         values = {
             "data": {"name": data.dataset},
             **({"task": {"name": "regression"}} if data.targets == "numbers" else {}),

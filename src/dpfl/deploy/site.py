@@ -210,8 +210,8 @@ class Site(BoundSite):
         except Exception as error:
             # That work failed may reveal something of the records: it is charged like an answer,
             # not tried again, and what went wrong stays here.
-            kept = b"" if last is None else last.private
-            ledger.charge_and_store(run, round_, charges, b"", kept, units=units)
+            unchanged = b"" if last is None else last.private
+            ledger.charge_and_store(run, round_, charges, b"", unchanged, units=units)
             problem = f"failed in round {round_} ({type(error).__name__}: {error})"
             raise DataError("local work", problem, "check the records") from error
         packed = pack_private(private)

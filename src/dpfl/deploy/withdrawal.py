@@ -92,7 +92,7 @@ def _row(
     check(rows_are_units and file is not None, where, problem, remedy)
     path = site.folder / str(file)
     columns, places = read_columns(path)
-    numbers = [int(place.split()[-1]) for place in places]
+    numbers = [int(words.split()[-1]) for words in places]
     what = f"{path.name}, {places[numbers.index(line)] if line in numbers else f'line {line}'}"
     check(line in numbers, what, "holds no record", "name the line as an editor counts", DataError)
     row = numbers.index(line)
