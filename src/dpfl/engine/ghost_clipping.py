@@ -5,10 +5,10 @@ Known as ghost clipping: per-record norms and clipped sums follow from the rules
 
 *Formal guarantees.* The sum returned is over per-record gradients of norm at most ``clip`` each,
 provided that the model keeps records apart: the engine asks :mod:`dpfl.models.separation`, and
-computes any other model record by record. The uses of a shared parameter count as one gradient. What the rules do not cover is noticed and refused (most
-layers called twice, an output changed in place); per-record gradients are then written out. Before
-a model is computed this way at all, it is tried on made-up records against the slow path
-(:func:`records_at_once`).
+computes any other model record by record. The uses of a shared parameter count as one gradient.
+What the rules do not cover is noticed and refused (most layers called twice, an output changed in
+place); per-record gradients are then written out. Before a model is computed this way at all, it is
+tried on made-up records against the slow path (:func:`records_at_once`).
 """
 
 import math

@@ -164,6 +164,8 @@ class OneByOne:
         parameters = layout.unflatten(vector)
         total = torch.zeros_like(vector, dtype=torch.float64)
         for some, found in self._each(model, parameters, batch):
+            if len(some.labels) == 0:
+                continue  # a call of blanks
             rows = torch.cat([x.reshape(len(x), x.shape[1:].numel()) for x in found], dim=1)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
             whole = (norms <= LARGEST_NORM) & within_bounds(some.features)
@@ -180,7 +182,7 @@ class OneByOne:
         """
         if self.one_at_a_time:
             for one in batches_of(batch, 1):
-                yield one, list(_gradients(model, parameters, one).values())
+                yield one, [x[None] for x in _gradients(model, parameters, one).values()]
             return
 
         def gradients(feature: Tensor, label: Tensor) -> list[Tensor]:

@@ -30,8 +30,11 @@ from dpfl.core.errors import PrivacyRefusal
 _AT_ONCE = 512  # records of a forward without gradients
 _REMEDY = "build the model of torch's own layers, or let it compute a record from that record alone"
 _MEMORY = (Tensor.apply_, Tensor.__dlpack__)  # would read the memory that a record does not have
-_WRITES_METADATA = ("set_", "set_data", "resize_", "resize_as_", "as_strided", "as_strided_")
+_UNCLEARED = ("aten::set_", "aten::resize_", "aten::resize_as_")  # memory that nobody wrote to
+_PAST = (*_UNCLEARED, "aten::as_strided", "aten::as_strided_")
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
+
+_functorch: Any = torch._C._functorch
 
 Compute = Callable[..., Sequence[Tensor]]
 
@@ -50,7 +53,7 @@ class RecordTensor(Tensor):
     @staticmethod
     def of(values: Tensor) -> "RecordTensor":
         """Stand for ``values``, which have the records on their first axis."""
-        found = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        found = Tensor._make_wrapper_subclass(
             RecordTensor,
             values.shape[1:],
             strides=values.stride()[1:],
@@ -62,9 +65,7 @@ class RecordTensor(Tensor):
         return record
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Refuse the functions that would read memory."""
         if func in _MEMORY:
             raise _refusal(f"{func.__name__} reads a record's values")
@@ -72,7 +73,7 @@ class RecordTensor(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Refuse what happens outside of a watch, such as in a thread or after the call."""
@@ -80,7 +81,8 @@ class RecordTensor(Tensor):
 
 
 def _refusal(why: object) -> PrivacyRefusal:
-    return PrivacyRefusal("model", f"cannot be computed record by record ({str(why) or type(why).__name__:.200})", _REMEDY)
+    reason = str(why) or type(why).__name__
+    return PrivacyRefusal("model", f"cannot be computed record by record ({reason:.200})", _REMEDY)
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def _rule(func: Any) -> _Rule:
         return _Rule(refused=f"{schema.name} is not an operation of torch")
     if any("Tensor" not in str(result.type) for result in schema.returns):
         return _Rule(refused=f"{name} reads a value of a record")
-    if name in _WRITES_METADATA:
+    if schema.name in _PAST:
         return _Rule(refused=f"{name} reaches past a record")
     writes = {
         str(sorted(argument.alias_info.before_set)): (i, argument.name)
@@ -129,7 +131,7 @@ def _rule(func: Any) -> _Rule:
     )
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Carries operations out for ``count`` records at once, and ends what would let them meet.
 
     With ``wraps``, tensors that the code makes belong to the record: it may then write the record
@@ -138,7 +140,7 @@ class Watch(TorchDispatchMode):
     """
 
     def __init__(self, count: int, *, wraps: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count, self.wraps, self.numbers = count, wraps, 0
         self.failure: Exception | None = None
         self._values: WeakKeyDictionary[_Key, Tensor] = WeakKeyDictionary()
@@ -190,9 +192,8 @@ class Watch(TorchDispatchMode):
     def _without_records(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation on what does not depend on the record."""
         rule = _rule(func)
-        if rule.refused and func.namespace == "aten" and "reaches past" in rule.refused:
-            if not func._schema.name.startswith("aten::as_strided"):
-                raise _refusal(rule.refused)
+        if func._schema.name in _UNCLEARED:
+            raise _refusal(rule.refused)
         found = func(*args, **kwargs)
         if rule.cleared and isinstance(found, Tensor):
             found.zero_()
@@ -227,9 +228,7 @@ class Watch(TorchDispatchMode):
             return found[0] if len(found) == 1 else tuple(found) or None
         return self._wrapped(rule, func, results, found)
 
-    def _wrapped(
-        self, rule: _Rule, func: Any, results: Any, written: list[Any]
-    ) -> Any:
+    def _wrapped(self, rule: _Rule, func: Any, results: Any, written: list[Any]) -> Any:
         """The results of an operation as tensors of the record."""
 
         def wrapped(values: Tensor | None) -> Tensor | None:
@@ -288,8 +287,9 @@ class Watch(TorchDispatchMode):
         if device.type == "cuda":
             usual = torch.cuda.default_generators[device.index or 0]
         if device not in self._draws:
-            seed = int(torch.randint(1 << 62, (), generator=usual, device=device))
-            self._draws[device] = torch.Generator(device).manual_seed(seed)
+            self._draws[device] = torch.Generator(device)
+            self._draws[device].set_state(usual.get_state())
+            usual.manual_seed(int(torch.randint(1 << 62, (), generator=usual, device=device)))
         before = usual.get_state()
         usual.set_state(self._draws[device].get_state())
         try:
@@ -332,17 +332,16 @@ def plan_for(compute: Compute, tensors: Sequence[Tensor]) -> Plan:
     Code that cannot be is refused.
     """
     blanks, first = [x.new_zeros(1, *x.shape[1:]) for x in tensors], None
-    for wraps in (False, True):
-        try:
-            return Plan(wraps, apart(compute, blanks, Plan(wraps, 0))[1])
-        except Exception as error:
-            first = first or error
+    with torch.random.fork_rng([x.device for x in tensors[:1] if x.is_cuda]):
+        for wraps in (False, True):
+            try:
+                return Plan(wraps, apart(compute, blanks, Plan(wraps, 0))[1])
+            except Exception as error:
+                first = first or error
     raise first if isinstance(first, PrivacyRefusal) else _refusal(first) from first
 
 
-def apart(
-    compute: Compute, tensors: Sequence[Tensor], plan: Plan
-) -> tuple[list[Tensor], int]:
+def apart(compute: Compute, tensors: Sequence[Tensor], plan: Plan) -> tuple[list[Tensor], int]:
     """Return what ``compute`` gives for each record, with the records on the first axis of every
     result, and how many numbers were held for one record.
 
@@ -353,7 +352,7 @@ def apart(
     # One blank in every call, and never a single record, of which vmap could take shapes.
     padded = [torch.cat([x, x.new_zeros(2 if not count else 1, *x.shape[1:])]) for x in tensors]
     watch = Watch(len(padded[0]), wraps=plan.wraps)
-    torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # some layers are a loop
+    _functorch._set_vmap_fallback_warning_enabled(False)  # some layers are a loop
     fused = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(fused and not plan.wraps)  # whose recurrent layers vmap has not
     try:
@@ -366,7 +365,7 @@ def apart(
         raise _ended(watch.failure) from error
     finally:
         watch.forget()
-        torch._C._functorch._set_vmap_fallback_warning_enabled(True)
+        _functorch._set_vmap_fallback_warning_enabled(True)
         torch._C._set_mkldnn_enabled(fused)
     if watch.failure is not None:
         raise _ended(watch.failure) from watch.failure

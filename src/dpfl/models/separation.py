@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from dpfl.core.random import PublicSeed
 from dpfl.data.inputs import Inputs, Numbers, Pixels, Tokens
-from dpfl.models import feature_map, features, image_features, networks, preconditioning
+from dpfl.models import features, image_features, networks, preconditioning
 from dpfl.models.outputs import outputs_of
 from dpfl.tasks import TASKS, PerPerson, Task
 
@@ -121,7 +121,7 @@ _CONDITIONS: dict[str, Condition] = {
     "Softmax LogSoftmax Softmin GLU Unflatten": _not_first("dim"),
     "Flatten": _not_first("start_dim"),
 }
-_OURS = (
+_OURS: tuple[Any, ...] = (
     *(networks.Residual, networks.Reader),
     *(preconditioning.Centre, preconditioning.Whiten, preconditioning.Standardise),
     *(preconditioning.Constant, preconditioning.OnFeatures),
@@ -169,7 +169,8 @@ def structure(
         return f"the task {kind.name} is the user's own"
     if any(getattr(torch_module, name) for name in _HOOKS):
         return "there are hooks on all modules"
-    if _get_current_function_mode() or _get_current_dispatch_mode():
+    function_mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
+    if function_mode or _get_current_dispatch_mode():
         return "a mode of torch's is active"
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return "there are hooks on saved tensors"

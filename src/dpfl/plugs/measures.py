@@ -72,15 +72,6 @@ class Measure:
         """
         raise NotImplementedError
 
-    def summed(self, task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Add up the statistics of a batch, exactly, in double precision.
-
-        A row outside the unit ball, or with a number that is not finite, counts as zero.
-        """
-        if not len(targets):
-            return torch.zeros(self.numbers, dtype=torch.float64)
-        return exact_sum(self.statistic(task, outputs, targets), len(targets), self.numbers)
-
 
 def exact_sum(rows: Tensor, records: int, numbers: int) -> Tensor:
     """Add up a statistic's rows exactly; one outside the unit ball counts as zero."""
