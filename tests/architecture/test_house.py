@@ -16,7 +16,6 @@ NEVER_MORE = {
     "tampering",
     "private flwr imports",
     "private flwr files",
-    "classes at depth >= 4",
 }
 
 

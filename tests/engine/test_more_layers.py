@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.engine import ghost_clipping, slow_layers
 from dpfl.engine.base import Batch
@@ -322,7 +323,7 @@ def test_named_arguments_and_records_on_another_axis_are_noticed_and_still_right
 
 
 class Branches(nn.Module):
-    """Looks at the values of a record, which torch cannot batch."""
+    """Looks at the values of a record in Python."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -333,12 +334,11 @@ class Branches(nn.Module):
         return self.top(x if float(x.detach().sum()) > 1e6 else 2 * x)
 
 
-def test_what_torch_cannot_batch_is_differentiated_one_record_at_a_time() -> None:
+def test_a_model_that_looks_at_values_in_python_is_refused() -> None:
     model = Branches()
     layout = Layout.of_module(model)
     vector, batch = layout.read(model), Batch(draw(0, 5, 4), torch.arange(5) % CLASSES)
     state = torch.get_rng_state()
-    found = OneByOne().clipped_sum(model, layout, vector, batch, 0.1)
-    exact = OneByOne(one_at_a_time=True).clipped_sum(model, layout, vector, batch, 0.1)
-    assert torch.equal(found, exact)
+    with pytest.raises(PrivacyRefusal, match="reads a value of a record"):
+        OneByOne().clipped_sum(model, layout, vector, batch, 0.1)
     assert torch.equal(torch.get_rng_state(), state)

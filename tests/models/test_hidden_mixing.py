@@ -78,7 +78,7 @@ def test_a_model_that_writes_to_its_weights_only_later_is_stopped_before_it_is_s
         inputs=Tokens(9),
         task=Classification(classes=2),
     )
-    with pytest.raises(PrivacyRefusal, match="writes to its parameters"):
+    with pytest.raises(PrivacyRefusal, match="writes a record where it outlives its call"):
         Stacked().run(model, layout, [job])
 
 

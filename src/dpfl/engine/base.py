@@ -13,17 +13,24 @@ from dpfl.core.random import SecretRng
 from dpfl.core.types import Phase
 from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.models.checks import outputs_of
+from dpfl.models.separation import mixing
 from dpfl.numerics.clipping import LARGEST_NORM, squared_norms
 from dpfl.tasks import CLASSIFICATION, Task
 
 
 class Batch(NamedTuple):
-    """Records as the model takes them, and their targets; ``live`` says which of them count."""
+    """Records as the model takes them, and their targets; ``live`` says which of them count.
+
+    ``slots`` are the records' numbers among ``most``, drawn in secret: they decide which records
+    are computed together where a model is computed record by record.
+    """
 
     features: Tensor
     labels: Tensor
     task: Task = CLASSIFICATION
     live: Tensor | None = None
+    slots: Tensor | None = None
+    most: int = 0
 
     def counted(self) -> Tensor:
         """Which records count: no blanks, and none that is not finite or is too large."""
@@ -80,6 +87,16 @@ class Engine(Protocol):
         Of a phase with ``sum_only`` come exact integers in double precision instead.
         """
         ...
+
+
+def clips_records(job: Job) -> bool:
+    """Whether gradients of single records are clipped, so that records must be kept apart."""
+    return any(phase.clip is not None and not phase.whole for phase in job.phases)
+
+
+def mixing_of(model: nn.Module, job: Job) -> str | None:
+    """Say why a model is not known to keep a job's records apart; None if it is."""
+    return mixing(model, job.task, job.inputs, tuple(job.features.shape[1:]))
 
 
 def batches_of(batch: Batch, size: int) -> list[Batch]:

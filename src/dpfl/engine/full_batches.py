@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dpfl.core.layout import Layout, trainable
 from dpfl.core.phases import Clipping
 from dpfl.data.inputs import NUMBERS
-from dpfl.engine.base import Batch, Job
+from dpfl.engine.base import Batch, Job, clips_records, mixing_of
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.models.checks import in_mode
 from dpfl.models.outputs import outputs_of
@@ -48,7 +48,8 @@ class FullBatches(OneByOne):
     ) -> Tensor:
         """Run a phase; the inputs of a last layer that learns alone stand for the records."""
         maps = public_maps(model, layout)
-        if maps is not None and job.task.softmax and job.task.plain:
+        apart = not clips_records(job) or mixing_of(model, job) is None
+        if apart and maps is not None and job.task.softmax and job.task.plain:
             assert isinstance(model, nn.Sequential)
             job = replace(job, features=self._inputs(maps, job), inputs=NUMBERS)
             model = model[-1]
@@ -107,7 +108,7 @@ def public_maps(model: nn.Module, layout: Layout) -> nn.Module | None:
 
 def _is_head(model: nn.Module, batch: Batch) -> bool:
     """Whether gradients are outer products of inputs and softmax - one-hot."""
-    return isinstance(model, nn.Linear) and batch.task.softmax and batch.task.plain
+    return type(model) is nn.Linear and batch.task.softmax and batch.task.plain
 
 
 def _digest(maps: nn.Module) -> bytes:

@@ -4,11 +4,11 @@ Known as ghost clipping: per-record norms and clipped sums follow from the rules
 (:mod:`dpfl.engine.layer_rules`), and per-record gradients are never held all at once.
 
 *Formal guarantees.* The sum returned is over per-record gradients of norm at most ``clip`` each,
-provided that the model treats records apart (:func:`dpfl.models.check_model` tries it). The uses of
-a shared parameter count as one gradient. What the rules do not cover is noticed and refused (most
-layers called twice, an output changed in place); per-record gradients are then written out. Before
-a model is computed this way at all, it is tried on made-up records against the slow path
-(:func:`records_at_once`).
+provided that the model keeps records apart: the engine asks :mod:`dpfl.models.separation`, and
+computes any other model record by record. The uses of a shared parameter count as one gradient.
+What the rules do not cover is noticed and refused (most layers called twice, an output changed in
+place); per-record gradients are then written out. Before a model is computed this way at all, it is
+tried on made-up records against the slow path (:func:`records_at_once`).
 """
 
 import math
@@ -174,7 +174,12 @@ def _agree(layout: Layout, fast: Tensor, exact: Tensor, nothing: float) -> bool:
 
 
 class GhostClipping(OneByOne):
-    """One client after the other, in one pass per step wherever rules cover the model."""
+    """One client after the other, in one pass per step wherever rules cover the model.
+
+    The model must be known to keep records apart (:mod:`dpfl.models.separation`).
+    """
+
+    watched = False
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

@@ -3,15 +3,13 @@
 The other engines are tested against it; it is also the one to debug with.
 """
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
 
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
@@ -21,24 +19,28 @@ from dpfl.core.phases import Clipping, Phase
 from dpfl.core.random import NoiseAhead, SecretRng
 from dpfl.engine.base import Batch, Job, batches_of
 from dpfl.engine.process import check_arithmetic, failures_of, one_thread
+from dpfl.models.per_record import Plan, apart, plan_for
 from dpfl.numerics.clipping import LARGEST_NORM, clip_factor, layer_factors, squared_norms
-from dpfl.plugs.sampling import PoissonBatches, sampler
-
-Gradients = Callable[..., dict[str, Tensor]]
+from dpfl.plugs.sampling import PoissonBatches, ShuffledBatches, sampler
 
 _MOST_NUMBERS = 1 << 25  # per-record gradient entries held at once
+_MOST_HELD = 1 << 27  # numbers of all kinds
 
 
 class OneByOne:
     """Runs any supported module, on any device that torch knows.
 
-    With ``one_at_a_time`` every record is differentiated alone; else as many as fit into memory.
+    Records are differentiated apart from each other, whatever the model does
+    (:mod:`dpfl.models.per_record`). With ``one_at_a_time`` every record is differentiated alone, by
+    plain autograd, for models that are known to keep records apart.
     """
+
+    watched: ClassVar[bool] = True  # a model may do anything
 
     def __init__(self, device: str = "cpu", *, one_at_a_time: bool = False) -> None:
         self.device = torch.device(device)
         self.one_at_a_time = one_at_a_time
-        self._batched: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+        self._plans: WeakKeyDictionary[nn.Module, dict[object, Plan]] = WeakKeyDictionary()
 
     def blocks(self, plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
         """Each client is a block of its own."""
@@ -66,11 +68,14 @@ class OneByOne:
         records = sampler(phase, len(job.labels))
         noise = NoiseAhead(job.rng.child("noise", number), layout.size, phase.steps)
         dropout = job.rng.child("dropout", number)
+        places = job.rng.child("places", number)
         still = {"all": slice(0), "head": slice(layout.head.start), "body": layout.head}[phase.part]
         for rows in records.draw(job.rng.child("records", number), phase.steps):
             features = job.inputs(job.features[rows].to(self.device))
             live = None if job.live is None else job.live[rows].to(self.device)
             batch = Batch(features, job.labels[rows].to(self.device), job.task, live)
+            if phase.clip is not None and not phase.whole and self.watched:
+                batch = _in_secret_places(batch, records, places)
             with self._dropout_from(dropout), _unwritten(vector, *model.parameters()):
                 gradient = self._gradient(phase, model, layout, vector, batch)
             if phase.sum_only:
@@ -166,51 +171,54 @@ class OneByOne:
         A record whose gradient is not finite counts as zero.
         """
         parameters = layout.unflatten(vector)
-
-        def loss(parameters: dict[str, Tensor], feature: Tensor, label: Tensor) -> Tensor:
-            one = Batch(feature[None], label[None], batch.task)
-            return one.losses(model, parameters).sum()
-
         total = torch.zeros_like(vector, dtype=torch.float64)
-        gradients = _quiet(vmap(grad(loss), in_dims=(None, 0, 0), randomness="different"))
-        alone = not self._can_batch(model, gradients, parameters, batch)
-        at_once = 1 if alone else max(1, _MOST_NUMBERS // max(layout.size, 1))
-        for some in batches_of(batch, at_once):
-            if alone:
-                found = _gradients(model, parameters, some)
-            else:
-                found = gradients(parameters, some.features, some.labels)
-            rows = torch.cat([found[b.name].reshape(len(some.labels), -1) for b in layout], dim=1)
+        for some, found in self._each(model, parameters, batch):
+            if len(some.labels) == 0:
+                continue  # a call of blanks
+            rows = torch.cat([x.reshape(len(x), x.shape[1:].numel()) for x in found], dim=1)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
             whole = (norms <= LARGEST_NORM) & some.counted()
             rows = torch.where(whole[:, None], rows, torch.zeros_like(rows))
             total += _weighted(layout, rows.to(torch.float64), norms, clip, clipping)
         return total
 
-    def _can_batch(
-        self,
-        model: nn.Module,
-        gradients: Gradients,
-        parameters: dict[str, Tensor],
-        batch: Batch,
-    ) -> bool:
-        """Whether torch can differentiate many records of this model at once; tried on one.
+    def _each(
+        self, model: nn.Module, parameters: dict[str, Tensor], batch: Batch
+    ) -> Iterator[tuple[Batch, list[Tensor]]]:
+        """Some records after the others, and the gradient of each, in the order of the layout.
 
-        It has no batched recurrent layers, nor buffers written to in a batch, and models may look
-        at the values of a record.
+        How many calls there are is public; which records are in one is drawn in secret.
         """
-        recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-        if self.one_at_a_time or recurrent or len(batch.labels) == 0:
-            return False
-        if model not in self._batched:
-            devices = [self.device] if self.device.type == "cuda" else []
-            with torch.random.fork_rng(devices):
-                try:
-                    gradients(parameters, batch.features[:1], batch.labels[:1])
-                    self._batched[model] = True
-                except (RuntimeError, ValueError, TypeError):
-                    self._batched[model] = False
-        return self._batched[model]
+        if self.one_at_a_time:
+            for one in batches_of(batch, 1):
+                yield one, [x[None] for x in _gradients(model, parameters, one).values()]
+            return
+
+        def gradients(feature: Tensor, label: Tensor) -> list[Tensor]:
+            return list(_gradients(model, parameters, Batch(feature, label, batch.task)).values())
+
+        plans = self._plans.setdefault(model, {})
+        key = (batch.features.shape[1:], batch.labels.shape[1:], repr(batch.task), model.training)
+        if key not in plans:
+            plans[key] = plan_for(gradients, (batch.features, batch.labels))
+        plan, size = plans[key], max(1, sum(x.numel() for x in parameters.values()))
+        width = max(1, min(_MOST_NUMBERS // size, _MOST_HELD // max(1, plan.numbers)))
+        slots = torch.arange(len(batch.labels)) if batch.slots is None else batch.slots
+        for first in range(0, max(batch.most, len(slots)), width):
+            chosen = ((slots >= first) & (slots < first + width)).nonzero().flatten()
+            live = None if batch.live is None else batch.live[chosen]
+            some = Batch(batch.features[chosen], batch.labels[chosen], batch.task, live)
+            yield some, apart(gradients, some[:2], plan)[0]
+
+
+def _in_secret_places(
+    batch: Batch, records: PoissonBatches | ShuffledBatches, places: SecretRng
+) -> Batch:
+    """Give the records of a batch slots among as many as a batch can have, which is public."""
+    count, most = len(batch.labels), records.largest
+    problem, remedy = f"a batch has more than {most} records", "train again: this is bad luck"
+    check(count <= most, "sampling", problem, remedy, PrivacyRefusal)
+    return batch._replace(slots=places.permutations(1, most)[0][:count], most=most)
 
 
 @contextmanager
@@ -224,17 +232,6 @@ def _unwritten(*tensors: Tensor) -> Iterator[None]:
     same = versions == [tensor._version for tensor in tensors]
     problem, remedy = "writes to its parameters when it is applied", "let it only read them"
     check(same, "model", problem, remedy, PrivacyRefusal)
-
-
-def _quiet(gradients: Gradients) -> Gradients:
-    """The same without torch's warnings that it computes some layers record by record."""
-
-    def found(*arguments: Any) -> dict[str, Tensor]:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-            return gradients(*arguments)
-
-    return found
 
 
 def _weighted(

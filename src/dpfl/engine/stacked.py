@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from dpfl.core.grid import WIDTHS
 from dpfl.core.layout import Layout
 from dpfl.core.types import Phase
-from dpfl.engine.base import Job
+from dpfl.data.inputs import NUMBERS
+from dpfl.engine.base import Job, clips_records, mixing_of
 from dpfl.engine.coverage import can_ghost_clip
 from dpfl.engine.full_batches import FullBatches
 from dpfl.engine.ghost_clipping import GhostClipping
@@ -25,6 +26,7 @@ from dpfl.engine.private_stacks import ClippedSums, step_noise
 from dpfl.engine.process import check_arithmetic, failures_of, one_thread
 from dpfl.engine.row_span import run_row_span
 from dpfl.engine.stacks import Chain, same_at_every_place
+from dpfl.models.separation import WATCHED, structure
 from dpfl.numerics.clipping import clip_factor, squared_norms
 from dpfl.tasks import CLASSIFICATION, Task
 
@@ -44,8 +46,11 @@ def arithmetic_assumptions(
 ) -> tuple[str, ...]:
     """What per-record clipping of this model assumes beside the proof.
 
-    Matrix products are tried on this machine, as they are computed in training.
+    Matrix products are tried on this machine, as they are computed in training. A model or loss of
+    the user's own is computed under a watch, which assumes more.
     """
+    if structure(model, task, NUMBERS) is not None:
+        return (KERNELS, WATCHED)
     chain = Chain.of(model, layout)
     if chain is None or device != "cpu" or not task.plain:
         return (KERNELS,)
@@ -102,6 +107,8 @@ class Stacked:
         """Run jobs of equal shape together; a model that is not a chain runs one by one."""
         if any(phase.sampling == "full" for job in jobs for phase in job.phases):
             return self._full_batches.run(model, layout, jobs)
+        if any(map(clips_records, jobs)) and any(mixing_of(model, job) for job in jobs):
+            return self._one_by_one.run(model, layout, jobs)
         chain = Chain.of(model, layout)
         plain = all(job.task.plain and chain and chain.takes(job.features) for job in jobs[:1])
         if chain is None or not plain:

@@ -6,6 +6,7 @@ are known to mix them are refused by name; what a model does between its layers 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import get_args
 
 import torch
 from torch import nn
@@ -60,6 +61,9 @@ def check_model(
     Traceback (most recent call last):
     dpfl.core.errors.ConfigurationError: model: has no parameters; give a model that can be trained
     """
+    read = type(inputs) in get_args(Inputs)
+    problem = f"records are read by a {type(inputs).__name__}, which may mix them"
+    check(read, "federation", problem, "use Numbers, Pixels or Tokens")
     for name, module in model.named_modules():
         _check_layer(f"model layer '{name}'", module)
     _check_parameters(model)

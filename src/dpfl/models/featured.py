@@ -11,6 +11,9 @@ from dpfl.data.federation import Federation
 from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.data.records import Records, Shard, Span, check_data
 from dpfl.models.checks import in_mode
+from dpfl.models.per_record import rows_of
+from dpfl.models.separation import mixing
+from dpfl.tasks import CLASSIFICATION
 
 
 def with_features(federation: Federation, features: nn.Module | None) -> Federation:
@@ -55,5 +58,8 @@ def _storages(shards: Mapping[str, Shard]) -> dict[int, tuple[Records, list[Span
 
 def _featured(features: nn.Module, inputs: Inputs, raw: Tensor) -> Tensor:
     """Public features of stored records."""
-    made: Tensor = features(inputs(raw)).flatten(1)
-    return made
+    batch = inputs(raw)
+    if mixing(features, CLASSIFICATION, inputs, tuple(raw.shape[1:])) is None:
+        made: Tensor = features(batch).flatten(1)
+        return made
+    return rows_of(lambda x: [features(x).flatten(1)], (batch,))

@@ -75,24 +75,15 @@ class Measure:
         """
         raise NotImplementedError
 
-    def summed(
-        self, task: Task, outputs: Tensor, targets: Tensor, live: Tensor | None = None
-    ) -> Tensor:
-        """Add up the statistics of a batch, exactly, in double precision.
 
-        ``live`` says which records are no blanks (None: all). A row outside the unit ball, or with
-        a number that is not finite, counts as zero.
-        """
-        if not len(targets):
-            return torch.zeros(self.numbers, dtype=torch.float64)
-        rows = self.statistic(task, outputs, targets).to(torch.float64)
-        problem = f"gives {tuple(rows.shape)} for {len(targets)} records of {self.numbers}"
-        good = rows.shape == (len(targets), self.numbers)
-        check(good, f"measure {self.name}", problem, "match statistic and numbers")
-        rows = rows if live is None else torch.where(live[:, None], rows, self.blank)
-        inside = torch.linalg.vector_norm(rows, dim=1, keepdim=True) <= 1  # False for NaN
-        steps = torch.where(inside, rows, torch.zeros_like(rows)).mul_(_STEPS).trunc_()
-        return steps.sum(dim=0) / _STEPS
+def exact_sum(rows: Tensor, records: int, numbers: int) -> Tensor:
+    """Add up a statistic's rows exactly; one outside the unit ball counts as zero."""
+    problem = f"gives {tuple(rows.shape)} for {records} records of {numbers}"
+    check(rows.shape == (records, numbers), "measure", problem, "match statistic and numbers")
+    rows = rows.to(torch.float64)
+    inside = torch.linalg.vector_norm(rows, dim=1, keepdim=True) <= 1  # False for NaN
+    steps = torch.where(inside, rows, torch.zeros_like(rows)).mul_(_STEPS).trunc_()
+    return steps.sum(dim=0) / _STEPS
 
 
 _CLASSES = ("classification", "binary", "multi_label")

@@ -60,13 +60,11 @@ class Release(Plug):
 
     def clipped_sum(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
         """Return the sum, in double precision, of the records' rows, each clipped to ``bound``."""
-        total, numbers = torch.zeros(self.numbers(shape), dtype=torch.float64), self.numbers(shape)
+        numbers = self.numbers(shape)
+        total = torch.zeros(numbers, dtype=torch.float64)
         for some in torch.split(torch.arange(len(labels)), max(1, _AT_ONCE // max(numbers, 1))):
             rows = self.statistic(inputs[some], labels[some], shape)
-            problem = f"gives {tuple(rows.shape)} for {len(some)} records, not {numbers} a record"
-            good = rows.shape == (len(some), numbers)
-            check(good, "release", problem, "match statistic and numbers")
-            total += clip(rows.to(torch.float32), self.bound).to(torch.float64).sum(dim=0)
+            total += sum_of_clipped(rows, len(some), numbers, self.bound)
         return total
 
     def result(self, mean: Tensor, shape: Shape, std: float) -> Tensor:
@@ -75,6 +73,13 @@ class Release(Plug):
         ``std`` is that of the noise on each number of the mean, as far as clients' claims tell.
         """
         return mean.reshape(shape)
+
+
+def sum_of_clipped(rows: Tensor, records: int, numbers: int, bound: float) -> Tensor:
+    """Return the sum, in double precision, of a statistic's rows, each clipped to ``bound``."""
+    problem = f"gives {tuple(rows.shape)} for {records} records, not {numbers} a record"
+    check(rows.shape == (records, numbers), "release", problem, "match statistic and numbers")
+    return clip(rows.to(torch.float32), bound).to(torch.float64).sum(dim=0)
 
 
 class Mean(Release):

@@ -55,18 +55,22 @@ class PoissonBatches(_Batches):
         return self.rate * self.examples
 
     @property
+    def largest(self) -> int:
+        """The public size that a batch exceeds with probability at most ``_TAIL`` a step.
+
+        The surcharge for a single noise value covers it (:mod:`dpfl.privacy.accountant`).
+        """
+        return _largest_batch(self.examples, self.rate)
+
+    @property
     def parts(self) -> int:
         """In how many parts, at most, a step's sum is rounded onto the grid: ``part_width`` records
         each.
 
         Without a record all that follow it move up by one place, so every part may differ between
         neighbours.
-
-        A Poisson batch has no largest size. The one taken here is exceeded with probability at most
-        ``_TAIL`` a step, which the surcharge for a single noise value covers
-        (:mod:`dpfl.privacy.accountant`).
         """
-        return math.ceil(_largest_batch(self.examples, self.rate) / part_width(self.batch_size))
+        return math.ceil(self.largest / part_width(self.batch_size))
 
     def draw(self, rng: SecretRng, steps: int) -> Draw:
         """Draw the records of every step."""
@@ -118,13 +122,13 @@ class RatedBatches(PoissonBatches):
         return float(self.batch_size)
 
     @property
-    def parts(self) -> int:
-        """In how many parts, at most, a step's sum is rounded onto the grid.
+    def largest(self) -> int:
+        """The public size that a batch exceeds with probability at most ``_TAIL`` a step.
 
         The size of a batch is a sum of independent coins. Above its mean, its tail is at most that
         of a Poisson law of the same mean (Hoeffding 1956; Anderson and Samuels 1967).
         """
-        return math.ceil(_largest_poisson(self.batch_size) / part_width(self.batch_size))
+        return _largest_poisson(self.batch_size)
 
     def draw(self, rng: SecretRng, steps: int) -> Draw:
         """Draw the records of every step, owner by owner."""
@@ -172,6 +176,11 @@ class FullBatches(PoissonBatches):
         """How many contributions are added up: what their sum is divided by."""
         return 1.0 if self.whole else float(self.examples)
 
+    @property
+    def largest(self) -> int:
+        """All records."""
+        return self.examples
+
     def draw(self, rng: SecretRng, steps: int) -> Draw:
         """Return all records for every step."""
         return Draw(torch.arange(self.examples).repeat(steps), torch.full((steps,), self.examples))
@@ -189,6 +198,11 @@ class ShuffledBatches(_Batches):
     """Epochs in random order, cut into batches: for work without noise. It amplifies nothing, and
     writes no event.
     """
+
+    @property
+    def largest(self) -> int:
+        """The size of a whole batch."""
+        return min(self.batch_size, self.examples)
 
     def draw(self, rng: SecretRng, steps: int) -> Draw:
         """Draw the records of every step."""

@@ -13,10 +13,12 @@ from dpfl.core.types import Downlink, State
 from dpfl.engine.process import one_thread
 from dpfl.engine.trace import channels_last
 from dpfl.models.checks import in_mode, outputs_of
+from dpfl.models.per_record import rows_of
+from dpfl.models.separation import as_written, mixing
 from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.plugs.base import Participant
 from dpfl.plugs.channels import Channel
-from dpfl.plugs.measures import Estimate, Measure
+from dpfl.plugs.measures import Accuracy, BinnedAuc, Estimate, MeanLoss, Measure, exact_sum
 from dpfl.rounds.codec import encode_upload
 from dpfl.rounds.enrol import Agreement, Run
 from dpfl.rounds.members import Member
@@ -51,16 +53,28 @@ def measured_answer(
 
 def _total(measure: Measure, model: nn.Module, member: Member) -> Tensor:
     """The exact sum of the statistics of a client's test records."""
-    shard, parameters = member.shard, {k: v.data for k, v in model.named_parameters()}
-    counted = shard.test.counted[slice(*shard.test_span)]
-    parts = shard.test_features, shard.test_labels, counted
-    total = torch.zeros(measure.numbers, dtype=torch.float64)
+    shard, task, numbers = member.shard, member.task, measure.numbers
+    parameters = {k: v.data for k, v in model.named_parameters()}
+    parts = shard.test_features, shard.test_labels, shard.test.counted[slice(*shard.test_span)]
+    total = torch.zeros(numbers, dtype=torch.float64)
+
+    def rows(batch: Tensor, targets: Tensor) -> list[Tensor]:
+        outputs = task.outputs(lambda x: outputs_of(model, parameters, x), batch)
+        return [measure.statistic(task, outputs, targets)]
+
     with torch.no_grad(), in_mode(model, training=False):
+        apart = as_written(measure, (Accuracy, MeanLoss, BinnedAuc)) and not mixing(
+            model, task, member.inputs, tuple(shard.test_features.shape[1:])
+        )
         batches = (torch.split(part, _RECORDS_AT_ONCE) for part in parts)
         for features, targets, live in zip(*batches, strict=True):
-            batch = channels_last(member.inputs(features))
-            outputs = member.task.outputs(lambda x: outputs_of(model, parameters, x), batch)
-            total += measure.summed(member.task, outputs, targets, live)
+            batch = member.inputs(features)
+            if apart:
+                statistics = rows(channels_last(batch), targets)[0]
+            else:
+                statistics = rows_of(rows, (batch, targets))
+            counted = torch.where(live[:, None], statistics.double(), measure.blank)
+            total += exact_sum(counted, len(targets), numbers)
     return total
 
 

@@ -19,14 +19,26 @@ from dpfl.core.random import SecretRng
 from dpfl.core.types import Adjacency, Claims, Cohort, Metrics, State
 from dpfl.engine.process import one_thread
 from dpfl.models.checks import in_mode, outputs_of
+from dpfl.models.per_record import rows_of
+from dpfl.models.separation import as_written, mixing
 from dpfl.numerics import clipping
 from dpfl.plugs.base import claiming
 from dpfl.plugs.channels import Summed
-from dpfl.plugs.releases import Release, Shape
+from dpfl.plugs.preconditioning import Standardising, UnitMean, Whitening
+from dpfl.plugs.releases import (
+    GramMatrix,
+    Histogram,
+    Mean,
+    Quantile,
+    Release,
+    Shape,
+    sum_of_clipped,
+)
 from dpfl.privacy.calibrate import calibrate
 from dpfl.rounds.enrol import Agreement
 from dpfl.rounds.members import Member
 
+_RELEASES = (Mean, GramMatrix, Histogram, Quantile, UnitMean, Whitening, Standardising)
 _AT_ONCE = 4096  # records that pass through the model together
 _DEVIATIONS = 6.0  # |z| > sqrt(d) + t has a probability of exp(-t^2 / 2) at most
 
@@ -69,28 +81,42 @@ def release_answer(
     shape = agreement.buffer_shapes[release.into]
     local, total = agreement.strategy.local, torch.zeros(release.numbers(shape)).double()
     # Of a whole client there is one contribution, its mean, which is clipped below.
-    each = replace(release, bound=1.0) if local.whole else release
+    bound, each = release.bound, replace(release, bound=1.0) if local.whole else release
     for chosen in torch.split(torch.arange(shard.examples), _AT_ONCE):
-        inputs = _inputs_of(model, release.into, member.inputs(shard.features[chosen]))
-        labels = shard.labels[chosen]
-        if shard.live is not None:  # blanks are computed like every record, and left out
-            inputs, labels = inputs[shard.live[chosen]], labels[shard.live[chosen]]
-        total += each.clipped_sum(inputs, labels, shape)
+        inputs = _inputs_apart(model, release.into, member, shard.features[chosen])
+        live = shard.train.counted[slice(*shard.span)][chosen]  # blanks are computed, and left out
+        if as_written(release, _RELEASES):
+            total += each.clipped_sum(inputs[live], shard.labels[chosen][live], shape)
+            continue
+        given = inputs, shard.labels[chosen]
+        rows = rows_of(lambda x, y: [each.statistic(x, y, shape)], given)
+        rows = torch.where(live[:, None], rows, 0.0)
+        total += sum_of_clipped(rows, len(chosen), len(total), 1.0 if local.whole else bound)
     if local.whole:
-        total = clipping.clip(total / shard.examples, release.bound)
+        total = clipping.clip(total / shard.examples, bound)
     multiplier = agreement.release_noise(round_, member.participant)
     grid = agreement.upload_grid(round_, drawn)
     if grid is None:
-        return Grid.of(multiplier * release.bound).noised(total, rng).to(torch.float32)
+        return Grid.of(multiplier * bound).noised(total, rng).to(torch.float32)
     noise, step = grid, grid.step
     if local.own_scale:  # noise as its own budget asks for, whatever the terms call a step
-        share = agreement.strategy.channel.noise_share(multiplier * release.bound, drawn)
+        share = agreement.strategy.channel.noise_share(multiplier * bound, drawn)
         noise = Grid.of(share)
     return noise.noisy_integers(total, rng, LARGEST_RELEASE).mul_(step)
 
 
 class _Reached(Exception):
     """The module whose input was wanted has been reached, with this input."""
+
+
+def _inputs_apart(model: nn.Module, buffer: str, member: Member, stored: Tensor) -> Tensor:
+    """The same for stored records: record by record, unless the model keeps them apart."""
+    batch = member.inputs(stored)
+    with in_mode(model, training=False):
+        if mixing(model, member.task, member.inputs, tuple(stored.shape[1:])) is None:
+            return _inputs_of(model, buffer, batch)
+        with torch.no_grad():
+            return rows_of(lambda x: [_inputs_of(model, buffer, x)], (batch,))
 
 
 def _inputs_of(model: nn.Module, buffer: str, batch: Tensor) -> Tensor:
