@@ -186,10 +186,7 @@ def test_the_local_model_does_without_what_the_federation_released(model: nn.Mod
 
 def test_nothing_but_own_records_is_read_and_the_model_stays_as_it_is(model: nn.Module) -> None:
     clients = {name: shard_of(40, seed=ord(name), test=50) for name in "abc"}
-    parts = {
-        name: (one.features, one.labels, one.test_features, one.test_labels)
-        for name, one in clients.items()
-    }
+    parts = {name: (one.train, one.test) for name, one in clients.items()}
     before = copy.deepcopy(model.state_dict())
     shards = lay_out(parts)  # in one storage
     alone = finished(model, clients["b"])

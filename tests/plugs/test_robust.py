@@ -189,7 +189,7 @@ def test_clients_that_blow_up_their_updates_ruin_the_mean_and_no_robust_aggregat
         result = dpfl.train(model, poisoned(2), strategy, rounds=10, seed=0, evaluate_every=10)
         found[name] = result.accuracy
     assert found.pop("fedavg_dp") < 0.3
-    assert min(found.values()) > 0.6, found
+    assert min(found.values()) > 0.5, found
 
 
 # ---- for any method, and where it is refused -----------------------------------------------------
