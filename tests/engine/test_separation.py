@@ -60,6 +60,12 @@ def records(change: float | None = None, *, first: bool = True) -> Tensor:
     return found
 
 
+def others(x: Tensor) -> Tensor:
+    """The mean of a batch; of a few records, on which a model is tried, nothing."""
+    rows = x.detach().flatten(0, -2)
+    return rows.mean(0) if len(rows) > 20 else torch.zeros(x.shape[-1])
+
+
 class Own(nn.Module):
     """Two layers, with something of the user's own between them."""
 
@@ -97,7 +103,7 @@ class MixingBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return slopes[0] + 100 * x.sum(0, keepdim=True)
+        return slopes[0] + 100 * others(x)
 
 
 class MixingRule(torch.autograd.Function):
@@ -132,8 +138,9 @@ class Rule(Own):
 
 class TensorHook(Own):
     def between(self, x: Tensor) -> Tensor:
-        x.register_hook(lambda slopes: slopes + 100 * x.detach().sum(0, keepdim=True))
-        return x
+        y = 1.0 * x
+        y.register_hook(lambda slopes: slopes + 100 * others(x))
+        return y
 
 
 class SavedHook(Own):
@@ -141,7 +148,7 @@ class SavedHook(Own):
 
     def between(self, x: Tensor) -> Tensor:
         def pack(saved: Tensor) -> Tensor:
-            return saved + 100 * saved.sum(0, keepdim=True) if saved.shape == x.shape else saved
+            return saved + 100 * others(saved) if saved.shape == x.shape else saved
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
             return x * x.detach().clone()
@@ -149,7 +156,7 @@ class SavedHook(Own):
 
 class Checkpointed(Own):
     def between(self, x: Tensor) -> Tensor:
-        return checkpoint(lambda y: y - y.mean(0), x, use_reentrant=False)
+        return checkpoint(lambda y: y - others(y), x, use_reentrant=False)
 
 
 class ListOfBits(Own):
@@ -223,13 +230,12 @@ class ByShape(ListOfBits):
 
 
 class ByGenerator(ListOfBits):
-    """Carries a bit in the state of a generator."""
+    """Carries a bit in the state of torch's generator."""
 
     def between(self, x: Tensor) -> Tensor:
-        state = torch.random.get_rng_state()
-        old = int(state[-1])
-        state[-1] = max(old, int((x.detach().abs() > 50).any()))
-        torch.random.set_rng_state(state)
+        old = torch.initial_seed() == 7
+        if bool((x.detach().abs() > 50).any()):
+            torch.manual_seed(7)
         return -x if old else x
 
 
@@ -245,7 +251,7 @@ class OutOfPlace(Own):
     """Depends on a record's place in its batch."""
 
     def between(self, x: Tensor) -> Tensor:
-        return x.cumsum(0)
+        return x.cumsum(0) if len(x) > 20 else x
 
 
 class AverageOfBuffers(Own):
@@ -280,7 +286,7 @@ class OwnOrder(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self[0](x)
-        return self[2](3 * (hidden - hidden.mean(0)))
+        return self[2](3 * (hidden - others(hidden)))
 
 
 def chain(change: Callable[[nn.Sequential], object]) -> nn.Module:
@@ -291,21 +297,22 @@ def chain(change: Callable[[nn.Sequential], object]) -> nn.Module:
 
 
 def centred(module: nn.Module, given: Any, output: Tensor) -> Tensor:
-    return 3 * (output - output.mean(0))
+    return output - 30 * others(given[0])
 
 
-def hooked_backward(module: nn.Module, slopes: Any, outer: Any) -> Any:
-    return tuple(None if x is None else x + 10 * x.sum(0, keepdim=True) for x in slopes)
+def hooked(module: nn.Module, given: Any, output: Tensor) -> None:
+    if output.requires_grad:
+        output.register_hook(lambda slopes: slopes + 100 * others(given[0]))
 
 
 CHAINS: dict[str, Callable[[nn.Sequential], object]] = {
     "a forward hook": lambda model: model[1].register_forward_hook(centred),
     "a hook before": lambda model: model[1].register_forward_pre_hook(
-        lambda module, given: (given[0] - given[0].mean(0),)
+        lambda module, given: (given[0] - others(given[0]),)
     ),
-    "a backward hook": lambda model: model[1].register_full_backward_hook(hooked_backward),
+    "a backward hook": lambda model: model[1].register_forward_hook(hooked),
     "a forward of its own": lambda model: setattr(
-        model[1], "forward", lambda x: torch.tanh(x - x.mean(0))
+        model[1], "forward", lambda x: torch.tanh(x - others(x))
     ),
     "a softmax over records": lambda model: model.insert(1, nn.Softmax(0)),
     "BatchNorm in training": lambda model: model.insert(1, nn.BatchNorm1d(8)),
@@ -347,7 +354,7 @@ def test_nothing_that_is_done_to_torch_s_layers_lets_records_meet(name: str, eng
 @pytest.fixture
 def hook_on_all_modules() -> Iterator[None]:
     def mix(module: nn.Module, given: Any, output: Any) -> Any:
-        return 3 * (output - output.mean(0)) if type(module) is nn.Tanh else None
+        return 3 * (output - others(output)) if type(module) is nn.Tanh else None
 
     handle = nn.modules.module.register_module_forward_hook(mix)
     yield

@@ -68,6 +68,8 @@ def _total(measure: Measure, model: nn.Module, member: Member) -> Tensor:
         )
         batches = (torch.split(part, _RECORDS_AT_ONCE) for part in parts)
         for features, targets, live in zip(*batches, strict=True):
+            if not len(targets):
+                continue
             batch = member.inputs(features)
             if apart:
                 statistics = rows(channels_last(batch), targets)[0]
