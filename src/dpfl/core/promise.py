@@ -26,7 +26,8 @@ class Unit(StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> Unit | None:
         """Make the unit of a schema's word; words are letters, with spaces or hyphens between."""
-        if not isinstance(value, str) or not re.fullmatch(r"[^\W\d_]+([ -][^\W\d_]+)*", value[:61]):
+        word = r"[^\W\d_]+([ -][^\W\d_]+)*"
+        if not isinstance(value, str) or len(value) > 60 or not re.fullmatch(word, value):
             return None
         if value.lower() in ("record", "client", "site"):  # these would pass for other units
             return None
