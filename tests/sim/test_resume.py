@@ -239,7 +239,7 @@ def _chain_anew(path: Path) -> None:
         ((last,),) = book.execute("SELECT max(number) FROM chain")
         for number in range(1, last + 1):
             own: dict[str, list[chain.Row]] = {}
-            for table in chain.TABLES:
+            for table in set(chain.TABLES) - {"withdrawn"}:  # only a site has that
                 found = book.execute(f"SELECT * FROM {table} WHERE entry = ?", (number,)).fetchall()
                 if found:
                     own[table] = [row[:-1] for row in found]
