@@ -139,7 +139,8 @@ class Rule(Own):
 class TensorHook(Own):
     def between(self, x: Tensor) -> Tensor:
         y = 1.0 * x
-        y.register_hook(lambda slopes: slopes + 100 * others(x))
+        if y.requires_grad:
+            y.register_hook(lambda slopes: slopes + 100 * others(x))
         return y
 
 
@@ -354,7 +355,7 @@ def test_nothing_that_is_done_to_torch_s_layers_lets_records_meet(name: str, eng
 @pytest.fixture
 def hook_on_all_modules() -> Iterator[None]:
     def mix(module: nn.Module, given: Any, output: Any) -> Any:
-        return 3 * (output - others(output)) if type(module) is nn.Tanh else None
+        return output - 30 * others(given[0]) if type(module) is nn.Tanh else None
 
     handle = nn.modules.module.register_module_forward_hook(mix)
     yield

@@ -94,9 +94,11 @@ def clips_records(job: Job) -> bool:
     return any(phase.clip is not None and not phase.whole for phase in job.phases)
 
 
-def mixing_of(model: nn.Module, job: Job) -> str | None:
-    """Say why a model is not known to keep a job's records apart; None if it is."""
-    return mixing(model, job.task, job.inputs, tuple(job.features.shape[1:]))
+def mixing_of(model: nn.Module, jobs: Sequence[Job]) -> str | None:
+    """Say why a model is not known to keep jobs' records apart; None if it is."""
+    kinds = {(id(x.task), id(x.inputs), tuple(x.features.shape[1:])): x for x in jobs}
+    reasons = (mixing(model, x.task, x.inputs, key[2]) for key, x in kinds.items())
+    return next(filter(None, reasons), None)
 
 
 def batches_of(batch: Batch, size: int) -> list[Batch]:

@@ -48,7 +48,7 @@ class FullBatches(OneByOne):
     ) -> Tensor:
         """Run a phase; the inputs of a last layer that learns alone stand for the records."""
         maps = public_maps(model, layout)
-        apart = not clips_records(job) or mixing_of(model, job) is None
+        apart = not clips_records(job) or mixing_of(model, [job]) is None
         if apart and maps is not None and job.task.softmax and job.task.plain:
             assert isinstance(model, nn.Sequential)
             job = replace(job, features=self._inputs(maps, job), inputs=NUMBERS)

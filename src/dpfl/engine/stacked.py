@@ -107,7 +107,7 @@ class Stacked:
         """Run jobs of equal shape together; a model that is not a chain runs one by one."""
         if any(phase.sampling == "full" for job in jobs for phase in job.phases):
             return self._full_batches.run(model, layout, jobs)
-        if any(map(clips_records, jobs)) and any(mixing_of(model, job) for job in jobs):
+        if any(map(clips_records, jobs)) and mixing_of(model, jobs):
             return self._one_by_one.run(model, layout, jobs)
         chain = Chain.of(model, layout)
         plain = all(job.task.plain and chain and chain.takes(job.features) for job in jobs[:1])

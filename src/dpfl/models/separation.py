@@ -9,6 +9,7 @@ function in place of a method, a mode of torch's) may do anything, and is comput
 The question is cheap, and asked anew wherever the answer is used: nothing is remembered of a model.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import fields
@@ -42,9 +43,9 @@ WATCHED = (
 
 _KINDS = (Numbers, Pixels, Tokens)
 _FUNCTIONS = (F.relu, F.gelu, torch.relu)  # activations of transformer layers
-_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
+_PLAIN = {bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size}
 _NO_SETTINGS = ("_modules", "_flat_weight_refs")
-_by_shape_of: WeakKeyDictionary[nn.Module, tuple[str, str | None]] = WeakKeyDictionary()
+_by_shape_of: WeakKeyDictionary[nn.Module, tuple[list[object], str | None]] = WeakKeyDictionary()
 _HOOKS = [name for name in vars(torch_module) if name.startswith("_global") and "hooks" in name]
 
 
@@ -117,7 +118,8 @@ _CONDITIONS: dict[str, Condition] = {
     "InstanceNorm1d InstanceNorm2d InstanceNorm3d": _own_statistics,
     "LayerNorm RMSNorm": _normalised,
     "Embedding": _plain_table,
-    "LSTM GRU RNN MultiheadAttention TransformerEncoderLayer": _batch_first,
+    "LSTM GRU RNN MultiheadAttention": _batch_first,
+    "TransformerEncoderLayer": _axes(3),  # its attention says which axis comes first
     "Softmax LogSoftmax Softmin GLU Unflatten": _not_first("dim"),
     "Flatten": _not_first("start_dim"),
 }
@@ -149,9 +151,8 @@ def mixing(model: nn.Module, task: Task, inputs: Inputs, shape: Shape) -> str | 
     if strange is not None:
         return strange
     # Settings decide, and all of them are compared: only what follows from them is remembered.
-    text = repr(marks)
-    if _by_shape_of.get(model, ("", None))[0] != text:
-        _by_shape_of[model] = text, _by_shape(model, task, inputs, shape)
+    if _by_shape_of.get(model, ([], None))[0] != marks:
+        _by_shape_of[model] = marks, _by_shape(model, task, inputs, shape)
     return _by_shape_of[model][1]
 
 
@@ -195,25 +196,29 @@ def _walk(module: nn.Module, name: str, marks: list[object]) -> str | None:
             good = type(value) in (dict, list) and all(map(_is_tensor, tensors))
             marks.append([None if x is None else (x.shape, x.dtype) for x in tensors])
         else:
-            good = _is_plain(value) or (attribute == "_modules" and type(value) is dict)
-            good = good or attribute == "_flat_weight_refs"
-            marks.append((attribute, value if attribute not in _NO_SETTINGS else None))
+            good = _is_plain(value) or attribute in _NO_SETTINGS
+            if attribute not in _NO_SETTINGS:
+                marks += attribute, repr(value) if type(value) in (list, set, dict) else value
         if not good:
             return f"layer '{name}' has a {attribute} that torch did not give it"
-    children = vars(module)["_modules"].items()
-    parts = ((f"{name}.{child}".removeprefix("."), own) for child, own in children if own)
-    return next(filter(None, (_walk(own, path, marks) for path, own in parts)), None)
+    children = vars(module)["_modules"]
+    if type(children) not in (dict, OrderedDict):
+        return f"layer '{name}' has modules in a {type(children).__name__}"
+    parts = {f"{name}.{child}".removeprefix("."): part for child, part in children.items()}
+    reasons = (_walk(x, path, marks) for path, x in parts.items() if x is not None)
+    return next(filter(None, reasons), None)
 
 
 def _is_plain(value: Any) -> bool:
     """Whether a value can run no code: a number, a word, or some of them; a dictionary is empty."""
-    if type(value) in _PLAIN or any(value is function for function in _FUNCTIONS):
+    kind = type(value)
+    if kind in _PLAIN or (kind in (dict, OrderedDict) and not value):
         return True
-    if type(value) in (tuple, list, set, frozenset):
+    if kind in (tuple, list, set, frozenset):
         return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return not value
-    return type(value) in _KINDS and _is_plain(tuple(vars(value).values()))
+    if kind in _KINDS:
+        return _is_plain(tuple(vars(value).values()))
+    return any(value is function for function in _FUNCTIONS)
 
 
 def _is_tensor(value: Any) -> bool:

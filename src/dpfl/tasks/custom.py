@@ -24,11 +24,11 @@ class CustomTask(Task):
     """A loss of the user's own, one number per record.
 
     ``loss(outputs, targets)`` returns a tensor of shape (records,). It must be differentiable, and
-    treat records apart: this is tried before training. ``outputs_per_record`` is how many numbers
-    the model gives. ``own_metrics`` are functions of (outputs, targets) by name; ``metric`` is one
-    of them, or "loss". ``more_is_better`` says which way the metric goes. ``whole_targets`` says
-    that targets are whole numbers (int64); else they are float32. ``predict`` turns outputs into
-    predictions, which are the outputs themselves if it is left out.
+    is computed record by record, so it must not read values into Python. ``outputs_per_record`` is
+    how many numbers the model gives. ``own_metrics`` are functions of (outputs, targets) by name;
+    ``metric`` is one of them, or "loss". ``more_is_better`` says which way the metric goes.
+    ``whole_targets`` says that targets are whole numbers (int64); else they are float32.
+    ``predict`` turns outputs into predictions, which are the outputs themselves if it is left out.
 
     >>> task = CustomTask(loss=lambda found, wanted: (found[:, 0] - wanted).abs())
     >>> task.losses(torch.ones(2, 1), torch.tensor([1.0, 3.0]))
