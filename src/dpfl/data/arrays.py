@@ -123,7 +123,8 @@ def split_off(
     problem = f"has {len(labels)} record(s), too few for a train and a test part"
     remedy = "leave it out, or give both parts"
     check_data(len(labels) >= 2, f"client '{client}'", problem, remedy)
-    order, cut = torch.tensor(key.order(units.marks)), units_to_test(len(labels))
+    order = torch.tensor(key.order(units.marks))
+    cut = units_to_test(len(labels))
     order = _by_class(labels, order, cut) if stratified else order
     live = None if not units.blank.any() else torch.from_numpy(~units.blank)
     whole = Records(features, labels, live, tuple(units.marks))

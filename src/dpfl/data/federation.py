@@ -148,7 +148,8 @@ class Federation(Sources):
         if all(shard.train.features.is_contiguous() for shard in self.shards.values()):
             parts = {}
             for client in self.ids:
-                shard, key = self.shards[client], UnitKey.of(seed.child("validation", client))
+                shard = self.shards[client]
+                key = UnitKey.of(seed.child("validation", client))
                 units = record_units(shard.features.numpy(), shard.labels.numpy(), key)
                 if shard.train.marks is not None:
                     units = replace(units, marks=shard.train.marks[slice(*shard.span)])

@@ -50,7 +50,8 @@ class Records:
 
     def taken(self, places: Tensor) -> Records:
         """Return the records at these places."""
-        marks, live = self.marks, self.live
+        marks = self.marks
+        live = self.live
         return Records(
             self.features[places],
             self.labels[places],
@@ -61,7 +62,7 @@ class Records:
     @classmethod
     def joined(cls, parts: Sequence[Records]) -> Records:
         """Lay records one after the other."""
-        live, marks = None, None
+        live = marks = None
         if any(part.live is not None for part in parts):
             live = torch.cat([part.counted for part in parts])
         if all(part.marks is not None for part in parts):
@@ -242,7 +243,8 @@ def lay_out(parts: Mapping[str, Parts], *, copy: bool = True) -> dict[str, Shard
             for name, (train, test) in parts.items()
         }
     trains, tests = zip(*parts.values(), strict=True)
-    train, test = Records.joined(trains), Records.joined(tests)
+    train = Records.joined(trains)
+    test = Records.joined(tests)
     spans = zip(parts, spans_of(trains), spans_of(tests), strict=True)
     return {
         name: Shard(train=train, span=span, test=test, test_span=test_span)

@@ -35,7 +35,8 @@ from dpfl.runs.sections import TaskSection
 from dpfl.runs.site_file import SITE_FILE, SiteFile
 from dpfl.tasks import Regression, Task, make_task
 
-SCHEMA_FILE, UNITS_KEY = "schema.toml", "units.key"
+SCHEMA_FILE = "schema.toml"
+UNITS_KEY = "units.key"
 
 
 class LoadedSite(SiteFolder):
@@ -88,7 +89,8 @@ class LoadedSite(SiteFolder):
         shard = self.federation().shards[self.id]
         cache = self._records
         if cache.planned is None:
-            key, blanks = self.units_key, self._withdrawn()[1]
+            key = self.units_key
+            blanks = self._withdrawn()[1]
             if cache.units is None:  # an embedded data set
                 digest = key.hash("units", self.federation().fingerprint().encode()).hex()
             else:
@@ -105,7 +107,8 @@ class LoadedSite(SiteFolder):
             key = (*key, path.stat().st_mtime_ns, path.stat().st_size)
         if cache.key != key:
             cache.units, cache.options = self._read_units()
-            cache.key, cache.federation = key, None
+            cache.key = key
+            cache.federation = None
         return cache.units
 
     def still_planned(self, ledger: SiteLedger, run: str) -> bool:
@@ -115,7 +118,8 @@ class LoadedSite(SiteFolder):
 
     def digests_without(self, ledger: SiteLedger, run: str, mark: bytes) -> tuple[str, str]:
         """Name the units of a run as they are, and with one more blank."""
-        planned, units = self.enter(ledger, run), self.units()
+        planned = self.enter(ledger, run)
+        units = self.units()
         assert planned is not None
         assert units is not None
         withdrawn, blanks = self._withdrawn()
@@ -181,7 +185,8 @@ class LoadedSite(SiteFolder):
         self.units()
         cache = self._records
         if cache.federation is None or cache.study != self._withdrawn():
-            cache.study, cache.federation = self._withdrawn(), self._of_study()
+            cache.study = self._withdrawn()
+            cache.federation = self._of_study()
             cache.learned = cache.featured = cache.planned = None
         if task is None:
             return cache.federation
@@ -210,7 +215,8 @@ class LoadedSite(SiteFolder):
 
     def _read_units(self) -> tuple[Units | None, Plain]:
         """Read the units of the file, and the options of a federation of them."""
-        data, key = self.file.data, self.units_key
+        data = self.file.data
+        key = self.units_key
         if data.file is None:
             return None, {}
         path = self.folder / data.file
@@ -225,7 +231,8 @@ class LoadedSite(SiteFolder):
 
     def _of_study(self) -> Federation:
         """The site's units in the study, or a client of an embedded data set."""
-        data, cache = self.file.data, self._records
+        data = self.file.data
+        cache = self._records
         if cache.units is not None:
             units = cache.units.in_study(*self._withdrawn())
             return Federation.from_arrays({self.id: units}, key=self.units_key, **cache.options)

@@ -72,11 +72,13 @@ def _person(
     site: LoadedSite, units: Units, person: str, withdrawn: Collection[bytes]
 ) -> tuple[bytes, str]:
     """The mark of a person, and what to call the person."""
-    schema, where = site.schema, f"site '{site.id}'"
+    schema = site.schema
     if schema is None or schema.person is None:
-        raise ConfigurationError(where, "has no person column", "name a line of the file")
+        problem = "has no person column"
+        raise ConfigurationError(f"site '{site.id}'", problem, "name a line of the file")
     name = person_id(person)
-    mark, what = site.units_key.person_mark(name), f"{schema.person_word} '{name}'"
+    mark = site.units_key.person_mark(name)
+    what = f"{schema.person_word} '{name}'"
     check(mark not in withdrawn, what, "was withdrawn before", "nothing is left to do", DataError)
     check(mark in units.marks, what, "is not in the file", "check the id", DataError)
     return mark, what
@@ -86,7 +88,8 @@ def _row(
     site: LoadedSite, units: Units, line: int, withdrawn: Collection[bytes]
 ) -> tuple[bytes, str]:
     """The mark of a row; of equal ones, which cannot be told apart, that of the last."""
-    where, file = f"site '{site.id}'", site.file.data.file
+    where = f"site '{site.id}'"
+    file = site.file.data.file
     rows_are_units = site.schema is None or site.schema.person is None
     problem, remedy = "its units are not rows", "name the person: --person ID"
     check(rows_are_units and file is not None, where, problem, remedy)

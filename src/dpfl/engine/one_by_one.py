@@ -136,7 +136,8 @@ class OneByOne:
 
         Blanks are left out of the sum, and counted in what it is divided by.
         """
-        share, live = 1.0, batch.live
+        share = 1.0
+        live = batch.live
         if live is not None and not bool(live.all()):
             share = float(live.sum()) / len(live)
             batch = Batch(batch.features[live], batch.labels[live], batch.task)
@@ -215,7 +216,8 @@ def _in_secret_places(
     batch: Batch, records: PoissonBatches | ShuffledBatches, places: SecretRng
 ) -> Batch:
     """Give the records of a batch slots among as many as a batch can have, which is public."""
-    count, most = len(batch.labels), records.largest
+    count = len(batch.labels)
+    most = records.largest
     problem, remedy = f"a batch has more than {most} records", "train again: this is bad luck"
     check(count <= most, "sampling", problem, remedy, PrivacyRefusal)
     return batch._replace(slots=places.permutations(1, most)[0][:count], most=most)

@@ -105,7 +105,8 @@ class _Rule:
 @cache
 def _rule(func: Any) -> _Rule:
     """The rule of an operation, from its schema."""
-    schema, name = func._schema, func._schema.name.partition("::")[2]
+    schema = func._schema
+    name = schema.name.partition("::")[2]
     if func.namespace not in ("aten", "prims"):
         return _Rule(refused=f"{schema.name} is not an operation of torch")
     if any("Tensor" not in str(result.type) for result in schema.returns):
@@ -243,7 +244,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         several = len(rule.returns) > 1
         if not several and "List" in str(func._schema.returns[0].type):
             return [wrapped(values) for values in results]
-        fresh, old = iter(results), iter(written)
+        fresh = iter(results)
+        old = iter(written)
         found = []
         for own in rule.returns:
             values = next(fresh)
