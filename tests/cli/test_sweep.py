@@ -178,7 +178,7 @@ def test_a_whole_family_fits_80_columns_with_its_values(capsys: pytest.CaptureFi
 def scaled(epsilon: Any, scale: float | None, delta: Any = 1e-3) -> list[float]:
     budgets = {"epsilon": epsilon, "delta": delta} | ({} if scale is None else {"scale": scale})
     values = {"data": {"name": "digits"}, "partition": {"clients": 4}, "budgets": budgets}
-    federation = Experiment.from_dict(
+    federation = Experiment.from_options(
         {**values, "method": {"name": "weiavg"}, "run": {"rounds": 1}}
     ).federation()
     assert {federation.budgets[client].delta for client in federation.ids} == {1e-3}

@@ -50,8 +50,8 @@ ANSWERED_BY_HAND = 7  # any code
 def write_csv(path: Path, seed: int = 0, records: int = 40, features: int = FEATURES) -> None:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(records, features)).round(3)
+    x[:2, 0] = -1.0, 1.0  # both classes are there
     y = (x[:, 0] > 0).astype(int)
-    y[0], y[1] = 0, 1
     path.parent.mkdir(parents=True, exist_ok=True)
     head = ",".join([*(f"x{i}" for i in range(features)), "ill"])
     lines = [

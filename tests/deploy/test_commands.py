@@ -125,7 +125,7 @@ def test_a_site_is_made_with_one_command_and_shows_what_it_has_spent(
         ("x,ill\n1,0\nword,1\n", "line 3"),
         ("x,ill\n1,0\n,1\n", "no number in 'x'"),
         ("x,ill\n1,0.5\n", "not whole numbers"),
-        ("x,ill\n", "no record"),
+        ("x,ill\n", "0 record"),
         ("", "is empty"),
         (None, "cannot be read"),
     ],

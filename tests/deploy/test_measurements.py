@@ -333,9 +333,9 @@ def test_a_site_killed_at_its_charge_answers_once(
     assert site.answer(desk.terms()).accepted
     real = SiteLedger.charge_and_store
 
-    def dies(ledger: Any, *rest: Any) -> bool:
+    def dies(ledger: Any, *rest: Any, **more: Any) -> bool:
         if moment == "after":
-            real(ledger, *rest)
+            real(ledger, *rest, **more)
         raise SystemExit
 
     with monkeypatch.context() as patch:
@@ -358,10 +358,10 @@ def test_over_a_secure_sum_a_missing_site_is_left_out_and_too_many_lose_the_meas
     for number, gone in enumerate((("d",), ("c", "d"))):
         made = summed_federation(tmp_path / str(number), summed_values())
 
-        def train(self: Site, request: Any, gone: tuple[str, ...] = gone) -> Message:
+        def train(self: Site, ledger: Any, request: Any, gone: tuple[str, ...] = gone) -> Message:
             if request.round < 0 and self.id in gone:
                 return Message(header={"ok": False, "reason": "is away", "site": self.id})
-            return real(self, request)
+            return real(self, ledger, request)
 
         with monkeypatch.context() as patch:
             patch.setattr(Site, "_train", train)
@@ -438,7 +438,7 @@ def test_a_site_that_cannot_pay_abstains_and_takes_the_next_round(
     lines = {line["round"]: line for line in made.lines()}
     assert list(lines) == [0, 1, -1, 2]
     assert lines[-1]["arrived"] == ["a", "c"]
-    assert "does not cover" in lines[-1]["missing"]["b"]
+    assert "takes no further part" in lines[-1]["missing"]["b"]
     assert lines[2]["arrived"] == ["a", "b", "c"]
     assert charged(made.sites["b"]) == {0, 1, 2}
 
@@ -451,7 +451,7 @@ def test_a_measurement_that_the_ledger_does_not_admit_is_refused(tmp_path: Path)
         assert site.answer(desk.terms()).accepted
     for round_ in (0, 1, -1):
         assert site.answer(other.train(round_)).accepted
-    assert "does not cover" in site.answer(here.train(-1)).reason
+    assert "takes no further part" in site.answer(here.train(-1)).reason
     with closing(site.ledger()) as ledger:
         assert not ledger.charged("run-1", Observer.SERVER)
         assert ledger.answered("run-1") is None
@@ -461,8 +461,8 @@ def test_answers_that_cannot_be_are_missed(tmp_path: Path, monkeypatch: pytest.M
     """One is damaged, one larger than its test records allow, one of a site without a budget."""
     real, introduced = Site._train, Site._introduce
 
-    def train(self: Site, request: Any) -> Message:
-        said = real(self, request)
+    def train(self: Site, ledger: Any, request: Any) -> Message:
+        said = real(self, ledger, request)
         if request.round >= 0:
             return said
         if self.id == "a":
@@ -470,8 +470,8 @@ def test_answers_that_cannot_be_are_missed(tmp_path: Path, monkeypatch: pytest.M
         own = torch.tensor([1e12]), request.run, request.round, self.id, Grid(1.0)
         return replace(said, payload=encode_upload(*own)) if self.id == "b" else said
 
-    def introduce(self: Site, request: Any) -> Message:
-        said = introduced(self, request)
+    def introduce(self: Site, request: Any, planned: Any) -> Message:
+        said = introduced(self, request, planned)
         lie = {"epsilon": math.inf if self.id == "c" else 4.0}
         return replace(said, header={**said.header, "claims": {**said.header["claims"], **lie}})
 

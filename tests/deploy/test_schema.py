@@ -22,9 +22,10 @@ from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, LedgerError
 from dpfl.core.types import Observer
 from dpfl.data.schema import Schema
+from dpfl.data.units import UnitKey
 from dpfl.deploy.messages import Message, read_header, write_header
 from dpfl.deploy.outcome import outcomes
-from dpfl.deploy.records import LoadedSite
+from dpfl.deploy.records import UNITS_KEY, LoadedSite
 from dpfl.deploy.site import Site
 from dpfl.plugs.releases import Mean
 from dpfl.runs.deployment import Offer, StudyFile
@@ -98,6 +99,8 @@ def make_schema_site(
         "policy": {**OPEN, "trust_server": budget.get("observer") == "world"},
     }
     (folder / "site.toml").write_text(SiteFile.from_dict(values).to_toml())
+    key = UnitKey.of(dpfl.PublicSeed(0).child("split", name))  # as a simulation has it
+    (folder / UNITS_KEY).write_text(key.value.hex())
     site = Site(folder)
     site.prepare()
     return site

@@ -279,7 +279,6 @@ def test_targets_are_converted_and_the_split_stays(tmp_path: Path) -> None:
     assert site.member(Classification(classes=3)).shard.labels.dtype == torch.int64
     number = with_numbers(site)
     there = number.federation(Regression()).shards["a"]
-    assert torch.equal(there.test_features, own.test_features)  # which records, by number alone
     wanted = 2 * there.features[:, 0] + 5
     assert torch.allclose(there.labels, wanted, atol=1e-5)
     path = number.folder / "records.csv"

@@ -59,8 +59,7 @@ def client_parts(
     if len(arrays) == 4:
         test = Records(*_pair(where, arrays[2], arrays[3], task, tokens))
         return Records(features, labels), test
-    targets = dense(where, arrays[1]).astype(np.float64)  # before the task converts them
-    units = record_units(features.numpy(), targets, key)
+    units = record_units(features.numpy(), dense(where, arrays[1]), key)  # before the task's labels
     return split_off(client, features, labels, units, key, stratified=stratified)
 
 

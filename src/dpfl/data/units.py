@@ -154,8 +154,8 @@ class Units:
 
 
 def record_units(features: np.ndarray, targets: np.ndarray, key: UnitKey) -> Units:
-    """Return records of numbers as units."""
-    records = row_bytes(features, targets)
+    """Return records of numbers as units, whatever type a task gives their targets."""
+    records = row_bytes(features, targets.astype(np.float64))
     return Units(
         features=features,
         targets=targets,
