@@ -45,7 +45,7 @@ def report(
 
 def watch(
     folder: Path = o.arg("Folder of a run, running or finished."),
-    port: int = o.PORT,
+    port: int = o.opt("Port on 127.0.0.1; 0 takes a free one.", 0, min=0, max=65535),
     open_browser: bool = o.flag("--open", "Open it in a browser."),
     until_done: bool = o.flag("--until-done", "End when the run has."),
 ) -> None:
