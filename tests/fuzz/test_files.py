@@ -204,8 +204,6 @@ BUDGETS = [
     ["client-1", 2, ""],
     ["client-2", 0.5, 1e-4],
 ]
-GAINS = [["id", "gain"], ["a", 1.0], ["b", 0.5], ["c", 2]]
-PLAN = ["--parameters", 100, "--rounds", 3, "--delta", 1e-3, "--epsilon", 5, "--json"]
 
 
 @given(files(CELLS, as_csv))
@@ -260,11 +258,6 @@ def test_budgets(given_: tuple[str, bytes]) -> None:
     enter("budgets file", lambda: Experiment.from_options(values).federation())
 
 
-@given(files(GAINS, as_csv))
-def test_gains(content: bytes) -> None:
-    enter("gains CSV", command("plan-power", "--gains", written("g.csv", content), *PLAN))
-
-
 # -- what they are made of --------------------------------------------------------------------------
 
 
@@ -280,4 +273,3 @@ def test_the_examples_are_valid() -> None:
         assert read_folder(written(name, content).parent)
     path = written("a.csv", MIXED)
     assert len(Schema.from_dict(SCHEMA).prepare(*read_columns(path)[:1]).features) == 3
-    command("plan-power", "--gains", written("g.csv", as_csv(GAINS)), *PLAN)()

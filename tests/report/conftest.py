@@ -16,7 +16,6 @@ import pytest
 from dpfl.cli.main import run_command
 from dpfl.plugs.figures import FigureKind, FigureSpec
 from dpfl.report.page import write_report
-from dpfl.report.printing import browser as found_browser
 from dpfl.report.reading import of_folders
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment
@@ -289,7 +288,8 @@ class Seen:
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Where Chromium is; skip without one, unless ``DPFL_REQUIRE`` names ``browser``."""
-    path = found_browser()
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+    path = next((path for name in names if (path := shutil.which(name))), None)
     if path is None:
         require("browser", "there is no Chromium on this machine")
     assert path is not None

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from dpfl.cli import run as run_module
 from dpfl.cli.main import run_command
 from dpfl.core.errors import PeerError
 from dpfl.report.live import LiveServer
@@ -199,41 +198,3 @@ def test_watch_ends_with_the_run_where_asked_to(
     monkeypatch.setattr("dpfl.cli.report.time", SimpleNamespace(sleep=lambda seconds: None))
     assert run_command(["watch", str(weiavg), "--until-done"]) == 0
     assert "Live view: http://127.0.0.1:" in capsys.readouterr().err
-
-
-def test_run_live_serves_from_before_the_run_to_its_end_and_changes_nothing(
-    weiavg: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    seen: list[dict[str, Any]] = []
-
-    class Watched(LiveServer):
-        def __enter__(self) -> LiveServer:
-            super().__enter__()
-            seen.append(json.loads(ask(self, "/news.json")[1]))
-            return self
-
-        def __exit__(self, *rest: object) -> None:
-            seen.append(json.loads(ask(self, "/news.json")[1]))
-            super().__exit__(*rest)
-
-    monkeypatch.setattr("dpfl.report.live.LiveServer", Watched)
-    monkeypatch.setattr(run_module, "LAST_LOOK", 0)
-    arguments = [
-        "run",
-        str(weiavg / "experiment.toml"),
-        "--quiet",
-        "--live",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    assert run_command(arguments) == 0
-    assert "Live view: http://127.0.0.1:" in capsys.readouterr().err
-    before, after = seen
-    assert (before["version"], after["version"]) == ("waiting", "5-finished")
-    assert (before["finished"], after["finished"]) == (False, True)
-    for name in ("rounds.jsonl", "model.safetensors"):
-        assert (tmp_path / "run" / name).read_bytes() == (weiavg / name).read_bytes()
-    assert (tmp_path / "run" / "report.html").exists()

@@ -47,7 +47,7 @@ def test_parts_are_the_sections_of_the_page_in_order(tmp_path: Path) -> None:
 def test_the_package_draws_nothing_before_it_is_asked_to() -> None:
     code = (
         "import sys; from dpfl import report; from dpfl.report import write_report, LiveServer, "
-        "of_folders, print_page, write_figures, write_ledger_page; "
+        "of_folders, write_figures, write_ledger_page; "
         "print([m for m in ('plotly', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -28,7 +28,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "study": ("studies:study", "Run a study file, or show what was recorded."),
     "describe": ("plan:describe", "Print pipeline, promise, epsilons, noise and bytes."),
     "plan": ("plan:plan", "Plan methods before training, and say what to try first."),
-    "plan-power": ("plan_power:plan_power", "Plan a static over-the-air channel."),
     "attack": ("attack:app", "Attack a simulation: inversion, membership, poisoning."),
     "audit": ("audit:audit", "Audit methods: lower bounds on epsilon beside what they claim."),
     "predict": ("predict:predict", "Predict with a trained model for the records of a file."),

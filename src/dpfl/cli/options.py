@@ -91,7 +91,6 @@ QUIET = flag("--quiet", "No progress bar.")
 WORKERS = opt("Runs at a time, one process each.", 2, min=1)
 SEEDS = opt("How many seeds, or a list such as 0,1,2.", "3")
 OVER = opt("A field and its values.", metavar="FIELD=VALUE,...")
-PORT = opt("Port on 127.0.0.1; 0 takes a free one.", 0, min=0, max=65535)
 
 Command = Callable[..., None]
 Options = dict[str, tuple[Any, Any]]

@@ -2,9 +2,9 @@
 engineers, after a run or while it is running.
 
 The page is one HTML file that needs no network. ``--public`` leaves out whatever an adversary
-against whom sampling amplifies may not see, ``--figures`` writes every figure for a paper, and
-``--pdf`` prints the page with Chromium. A page that is watched is served on 127.0.0.1 only and asks
-for news once a second; it shows nothing that the finished report would not show.
+against whom sampling amplifies may not see, and ``--figures`` writes every figure for a paper. A
+page that is watched is served on 127.0.0.1 only and asks for news once a second; it shows nothing
+that the finished report would not show.
 """
 
 import time
@@ -24,7 +24,6 @@ def report(
     runs: list[Path] = o.arg("Folders of runs, or of one comparison."),
     path: Path | None = o.opt("File (default: report.html in the first folder).", None, "--out"),
     public: bool = o.flag("--public", _PUBLIC),
-    pdf: bool = o.flag("--pdf", "Print it to a PDF as well (needs Chromium)."),
     figures: Path | None = o.opt("Folder for every figure as SVG and PNG."),
     json: bool = o.JSON,
 ) -> None:
@@ -37,8 +36,6 @@ def report(
     page = path or runs[0] / ("public.html" if public else "report.html")
     page = pages.write_report(shown, page, public=public)
     written = {"report": str(page)}
-    if pdf:
-        written["pdf"] = str(pages.print_page(page, page.with_suffix(".pdf")))
     if figures is not None:
         written["figures"] = str(figures)
         pages.write_figures([] if public else pages.all_charts(shown), figures)
@@ -48,7 +45,7 @@ def report(
 
 def watch(
     folder: Path = o.arg("Folder of a run, running or finished."),
-    port: int = o.PORT,
+    port: int = o.opt("Port on 127.0.0.1; 0 takes a free one.", 0, min=0, max=65535),
     open_browser: bool = o.flag("--open", "Open it in a browser."),
     until_done: bool = o.flag("--until-done", "End when the run has."),
 ) -> None:

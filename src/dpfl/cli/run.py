@@ -7,9 +7,7 @@ that nobody can afford, or that a method refuses, ends with exit code 4 before a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +23,6 @@ if TYPE_CHECKING:
     from dpfl.runs.experiment import Experiment
     from dpfl.runs.result import Summary
 
-LAST_LOOK = 2.5
-"""Seconds that a live page, which asks once a second, is served after the end."""
-
 
 @o.takes_experiment()
 def run(
@@ -35,8 +30,6 @@ def run(
     system_noise: bool = o.flag("--system-noise", "Draw noise from the system: not repeatable."),
     folder: Path | None = o.opt("Folder (default: a new one in runs/).", None, "--out"),
     resume: Path | None = o.opt("Go on with an interrupted run.", metavar="FOLDER"),
-    live: bool = o.flag("--live", "Serve the report on 127.0.0.1 during the run."),
-    port: int = o.PORT,
     log: str | None = o.opt("Log to tensorboard or mlflow, if installed."),
     quiet: bool = o.QUIET,
 ) -> None:
@@ -55,11 +48,8 @@ def run(
         asked.given["set"] = [*(asked.given["set"] or ()), "run.noise=system"]
     folder, experiment = _interrupted(asked, resume) if resume else _new(asked, folder)
     again = f"what was charged stays charged; go on with: dpfl run --resume {folder}"
-    live_page = pages.LiveServer(folder, port) if live else nullcontext()
     bar = c.progress_bar(experiment.method.name, "planning", experiment.rounds, quiet)
-    with live_page as page, logging_to(log, folder, experiment, c.note) as logger, bar as update:
-        if page:
-            c.note(f"Live view: {page.address}")
+    with logging_to(log, folder, experiment, c.note) as logger, bar as update:
 
         def progress(done: int, total: int, record: RoundRecord) -> None:
             scores = record.scores
@@ -80,8 +70,6 @@ def run(
         if logger is not None:
             logger.end(result.summary)
         pages.write_report(pages.of_folders([folder]), folder / "report.html")
-        if live:
-            time.sleep(LAST_LOOK)
     told = {"folder": str(folder), **result.summary.to_dict()}
     c.answer(asked.json, told, show, folder, result.summary)
 

@@ -8,9 +8,8 @@ comparison into its folder.
 ['LiveServer', 'ReportInput', 'all_charts']
 
 ``write_report`` writes the page of a run or a comparison, ``write_ledger_page`` the privacy report
-of a ledger for an ethics board, ``write_figures`` the charts of ``all_charts`` as files for papers,
-``print_page`` a page as a PDF. ``LiveServer`` serves the page of a running run. What draws is
-imported when it is used::
+of a ledger for an ethics board, ``write_figures`` the charts of ``all_charts`` as files for papers.
+``LiveServer`` serves the page of a running run. What draws is imported when it is used::
 
     shown = report.of_folders([Path("runs/weiavg-digits-1")])
     report.write_report(shown, "report.html")
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from dpfl.report.live import LiveServer as LiveServer
     from dpfl.report.page import all_charts as all_charts
     from dpfl.report.page import write_report as write_report
-    from dpfl.report.printing import print_page as print_page
     from dpfl.report.reading import of_folders as of_folders
     from dpfl.report.reading import of_results as of_results
     from dpfl.report.static import write_figures as write_figures
@@ -47,7 +45,6 @@ _HOMES = {
     "all_charts": "page",
     "of_folders": "reading",
     "of_results": "reading",
-    "print_page": "printing",
     "write_figures": "static",
     "write_ledger_page": "ledger_page",
     "write_report": "page",

@@ -30,7 +30,7 @@ CENTRAL = "a trusted server adds the noise: a client has none that it could leav
 NOBODY = "the method protects nobody"
 AIR = (
     "noise is added up in the air: epsilons count on the clients that the channel assumes honest, "
-    "and dpfl plan-power states them for other assumptions"
+    "and dpfl describe states them for other assumptions"
 )
 
 
