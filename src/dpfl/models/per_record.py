@@ -13,7 +13,8 @@ that shapes are those of a blank. Memory that nothing was written to is cleared,
 a generator that the code does not see.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -21,7 +22,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -99,6 +99,7 @@ class _Rule:
     views: bool = False
     in_place_view: bool = False
     random: bool = False
+    pointwise: bool = False
     cleared: bool = False
 
 
@@ -128,6 +129,7 @@ def _rule(func: Any) -> _Rule:
         views=not writes and any(alias is not None for alias in aliases),
         in_place_view=torch.Tag.inplace_view in func.tags,
         random=torch.Tag.nondeterministic_seeded in func.tags,
+        pointwise=torch.Tag.pointwise in func.tags and "out" not in func._overloadname,
         cleared="empty" in name,
     )
 
@@ -258,33 +260,52 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Carry out an operation for all records at once; its results have them on the first
         axis.
         """
-        missing: list[bool] = []
+        rule = _rule(func)
+        # Records on the first axis of all of them meet only themselves.
+        direct = rule.pointwise and len({x.ndim for x in values}) == 1 and values[0].ndim > 1
+        direct = direct and not any(
+            isinstance(x, Tensor) and x.ndim > 0 and type(x) is not RecordTensor
+            for x in (*args, *kwargs.values())
+        )
 
-        def each(*own: Tensor) -> tuple[Tensor, ...]:
+        def run(own: Iterable[Tensor]) -> Any:
             left = iter(own)
-            found = func(
+            return func(
                 *[_replaced(x, left) for x in args],
                 **{name: _replaced(x, left) for name, x in kwargs.items()},
             )
-            several = found if isinstance(found, tuple | list) else (found,)
-            missing.extend(x is None for x in several)
-            return tuple(x for x in several if x is not None)
 
         with torch._C._ForceDispatchKeyGuard(*self._outside), torch.no_grad():
-            if _rule(func).random:
-                found = self._drawn(each, kwargs, values)
-            else:
-                found = vmap(each, randomness="error")(*values)
-        left = iter(found)
-        return [None if gone else next(left) for gone in missing]
+            if direct:
+                found = run(values)
+                return list(found) if isinstance(found, tuple) else [found]
+            if rule.random:
+                with self._drawing(kwargs, values[0].device):
+                    return self._mapped(run, values, "different")
+            return self._mapped(run, values, "error")
 
-    def _drawn(self, each: Any, kwargs: dict[str, Any], values: list[Tensor]) -> Any:
-        """An operation that draws, from a generator that the code does not see: how much is drawn
-        follows from how many records there are.
+    def _mapped(
+        self, run: Callable[[Iterable[Tensor]], Any], values: list[Tensor], randomness: str
+    ) -> list[Tensor | None]:
+        """What ``torch.vmap`` does, for the one operation of ``run``."""
+        level = _functorch._vmap_increment_nesting(self.count, randomness)
+        try:
+            found = run([_functorch._add_batch_dim(x, 0, level) for x in values])
+            several = found if isinstance(found, tuple | list) else (found,)
+            return [
+                None if x is None else _functorch._remove_batch_dim(x, level, self.count, 0)
+                for x in several
+            ]
+        finally:
+            _functorch._vmap_decrement_nesting()
+
+    @contextmanager
+    def _drawing(self, kwargs: dict[str, Any], device: torch.device) -> Iterator[None]:
+        """Draw from a generator that the code does not see: how much is drawn follows from how many
+        records there are.
         """
         if kwargs.get("generator") is not None:
             raise _refusal("it draws from a generator of its own")
-        device = values[0].device
         usual = torch.default_generator
         if device.type == "cuda":
             usual = torch.cuda.default_generators[device.index or 0]
@@ -295,7 +316,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = usual.get_state()
         usual.set_state(self._draws[device].get_state())
         try:
-            return vmap(each, randomness="different")(*values)
+            yield
         finally:
             self._draws[device].set_state(usual.get_state())
             usual.set_state(before)
