@@ -262,7 +262,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         rule = _rule(func)
         # Records on the first axis of all of them meet only themselves.
-        direct = rule.pointwise and len({x.ndim for x in values}) == 1 and values[0].ndim > 1
+        alike = len({x.ndim for x in values}) == 1 and values[0].ndim > 1
+        direct = rule.pointwise and alike and not rule.random
         direct = direct and not any(
             isinstance(x, Tensor) and x.ndim > 0 and type(x) is not RecordTensor
             for x in (*args, *kwargs.values())
