@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +26,7 @@ from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.engine import make_engine
 from dpfl.engine.base import Job
 from dpfl.engine.one_by_one import OneByOne
+from dpfl.models.networks import Residual as Body
 from dpfl.tasks import Classification, CustomTask, Task
 
 RECORDS, NUMBERS, CLASSES = 128, 6, 3
@@ -267,6 +270,27 @@ class AverageOfBuffers(Own):
         return x - self.memory[0]
 
 
+class ByStatistics(Own):
+    """Keeps a mean in running statistics, whose operation does not say that it writes to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = [torch.zeros(8), torch.ones(8)]
+
+    def between(self, x: Tensor) -> Tensor:
+        large = F.hardshrink(x.detach(), 20.0)
+        torch.batch_norm_update_stats(large[:, :, None], *self.memory, 0.01)
+        return x * (1 - 2 * (self.memory[0].abs().max() > 1e-30).float())
+
+
+class BySpareMemory(Own):
+    """Makes a tensor larger, and reads what the memory behind it held."""
+
+    def between(self, x: Tensor) -> Tensor:
+        spare = torch.ops.aten.resize.default(torch.zeros(1), [512]).view(64, 8)[1:]
+        return x + spare.nan_to_num(0, 0, 0).clamp(-5, 5).sum(0)
+
+
 class OwnTraining(Own):
     """Puts its BatchNorm into training mode in its own forward."""
 
@@ -306,7 +330,64 @@ def hooked(module: nn.Module, given: Any, output: Tensor) -> None:
         output.register_hook(lambda slopes: slopes + 100 * others(given[0]))
 
 
+class Emptied(OrderedDict[Any, Any]):
+    """A dictionary of hooks that torch finds full, and others empty."""
+
+    def __bool__(self) -> bool:
+        return "torch" in sys._getframe(1).f_globals["__name__"]
+
+
+def hook_of_nothing(model: nn.Sequential) -> None:
+    empty = nn.Sequential()
+    empty.register_forward_hook(centred)
+    model.insert(1, empty)
+
+
+def hidden_hook(model: nn.Sequential) -> None:
+    hooks = Emptied()
+    hooks[0] = centred
+    model[1]._forward_hooks = hooks
+
+
+def in_images(*layers: nn.Module) -> nn.Module:
+    """Some layers between a record as a signal of one channel and its classes."""
+    body = Body(32, 32, 1)  # whose layers are replaced
+    body.body = nn.Sequential(nn.Hardshrink(50.0), *layers)
+    body.shortcut = nn.Identity()
+    unflat = nn.Unflatten(1, (1, NUMBERS))
+    top = nn.Linear(4 * NUMBERS, CLASSES)
+    nn.init.normal_(top.weight, std=3.0)
+    return nn.Sequential(unflat, body, nn.Conv1d(1, 4, 3, padding=1), nn.Flatten(), top)
+
+
+def padded_records() -> nn.Module:
+    """A convolution whose padding moves records along their own axis."""
+    shift = nn.Conv1d(1, 1, 1, bias=False)
+    nn.init.ones_(shift.weight)
+    shift.weight.requires_grad_(False)
+    shift.padding_mode = "constant"
+    shift._reversed_padding_repeated_twice = [0, 0, 0, 0, 1, -1]
+    return in_images(shift)
+
+
+def tied_statistics() -> nn.Module:
+    """A normalisation that writes the batch's mean into the constants of another one."""
+    each = nn.InstanceNorm1d(1, track_running_stats=True, momentum=1.0)
+    each.track_running_stats = False
+    constant = nn.BatchNorm1d(1).eval().requires_grad_(False)
+    constant.running_mean = each.running_mean
+    nn.init.constant_(constant.weight, 1e3)
+    return in_images(each, constant)
+
+
+@pytest.mark.parametrize("make", [padded_records, tied_statistics])
+def test_no_setting_of_torch_s_layers_lets_records_meet(make: Callable[[], nn.Module]) -> None:
+    within_two_clips(make, Classification(classes=CLASSES), "stacked")
+
+
 CHAINS: dict[str, Callable[[nn.Sequential], object]] = {
+    "a hook of an empty container": hook_of_nothing,
+    "a hidden hook": hidden_hook,
     "a forward hook": lambda model: model[1].register_forward_hook(centred),
     "a hook before": lambda model: model[1].register_forward_pre_hook(
         lambda module, given: (given[0] - others(given[0]),)
@@ -322,6 +403,7 @@ MODELS: list[type[nn.Module]] = [
     *(Centring, OneScale, Backward, Rule, TensorHook, SavedHook, Checkpointed, ListOfBits),
     *(ListOfTensors, ByException, ByMemory, ByCopy, ByNumpy, ByList, ByFunction, ByShape),
     *(ByGenerator, ByParameterHook, OutOfPlace, AverageOfBuffers, OwnTraining, OwnOrder),
+    *(ByStatistics, BySpareMemory),
 ]
 ENGINES = pytest.mark.parametrize("engine", ["stacked", "one_by_one"])
 

@@ -30,8 +30,8 @@ from dpfl.core.errors import PrivacyRefusal
 _AT_ONCE = 512  # records of a forward without gradients
 _REMEDY = "build the model of torch's own layers, or let it compute a record from that record alone"
 _MEMORY = (Tensor.apply_, Tensor.__dlpack__)  # would read the memory that a record does not have
-_UNCLEARED = ("aten::set_", "aten::resize_", "aten::resize_as_")  # memory that nobody wrote to
-_PAST = (*_UNCLEARED, "aten::as_strided", "aten::as_strided_")
+_UNCLEARED = ("aten::set_", "aten::resize", "aten::_resize")  # memory that nobody wrote to
+_PAST = (*_UNCLEARED, "aten::as_strided")
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 
 _functorch: Any = torch._C._functorch
@@ -90,7 +90,8 @@ class _Rule:
     """What an operation may do with records.
 
     ``writes`` are the arguments that it writes to, by place and name, and ``returns`` says for each
-    result whether it is one of them.
+    result whether it is one of them. ``statistics`` is the place of running statistics, to which
+    some operations write without saying so.
     """
 
     refused: str = ""
@@ -101,6 +102,7 @@ class _Rule:
     random: bool = False
     pointwise: bool = False
     cleared: bool = False
+    statistics: int | None = None
 
 
 @cache
@@ -112,7 +114,7 @@ def _rule(func: Any) -> _Rule:
         return _Rule(refused=f"{schema.name} is not an operation of torch")
     if any("Tensor" not in str(result.type) for result in schema.returns):
         return _Rule(refused=f"{name} reads a value of a record")
-    if schema.name in _PAST:
+    if schema.name.startswith(_PAST):
         return _Rule(refused=f"{name} reaches past a record")
     writes = {
         str(sorted(argument.alias_info.before_set)): (i, argument.name)
@@ -131,7 +133,14 @@ def _rule(func: Any) -> _Rule:
         random=torch.Tag.nondeterministic_seeded in func.tags,
         pointwise=torch.Tag.pointwise in func.tags and "out" not in func._overloadname,
         cleared="empty" in name,
+        statistics=None if "backward" in name else _place(schema, "running_mean"),
     )
+
+
+def _place(schema: Any, name: str) -> int | None:
+    """The place of an argument of an operation; None if it has none of this name."""
+    names = [argument.name for argument in schema.arguments]
+    return names.index(name) if name in names else None
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -195,7 +204,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _without_records(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation on what does not depend on the record."""
         rule = _rule(func)
-        if func._schema.name in _UNCLEARED:
+        if func._schema.name.startswith(_UNCLEARED):
             raise _refusal(rule.refused)
         found = func(*args, **kwargs)
         if rule.cleared and isinstance(found, Tensor):
@@ -216,6 +225,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             targets = written if isinstance(written, list | tuple) else [written]
             if any(isinstance(x, Tensor) and type(x) is not RecordTensor for x in targets):
                 raise _refusal(f"{func._schema.name} writes a record where it outlives its call")
+        if rule.statistics is not None and args[rule.statistics] is not None:
+            training = _place(func._schema, "training")
+            if training is None or args[training]:
+                raise _refusal(f"{func._schema.name} writes records into running statistics")
         results = self._results(func, args, kwargs, [self._value(record) for record in records])
         if rule.in_place_view:
             with no_dispatch():

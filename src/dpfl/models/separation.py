@@ -9,6 +9,7 @@ function in place of a method, a mode of torch's) may do anything, and is comput
 The question is cheap, and asked anew wherever the answer is used: nothing is remembered of a model.
 """
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
@@ -35,9 +36,9 @@ Condition = Callable[[Any, Shape], bool]
 
 WATCHED = (
     "a model, loss or statistic of the user's own is computed record by record under a watch of "
-    "every torch operation; no watch sees threads, clocks, C extensions and their memory, or a "
-    "changed torch, and constants made from records (class weights, scales, first weights) are "
-    "charged to nobody"
+    "every torch operation; no watch sees threads, clocks, C extensions and their memory, a "
+    "changed torch, or code that looks into torch's or dpfl's insides; and constants made from "
+    "records (class weights, scales, first weights) are charged to nobody"
 )
 """What is assumed of code that is not made of the classes named here."""
 
@@ -62,6 +63,16 @@ def _at_least(count: int) -> Condition:
     return lambda layer, shape: len(shape) >= count
 
 
+def _convolution(axes: int) -> Condition:
+    """A convolution whose padding, as torch has laid it out, leaves records and channels alone."""
+
+    def condition(layer: Any, shape: Shape) -> bool:
+        padding = layer._reversed_padding_repeated_twice
+        return len(shape) == axes and len(padding) == 2 * (axes - 2)
+
+    return condition
+
+
 def _not_first(*names: str) -> Condition:
     """Axes that are named in settings, none of which is that of the records."""
 
@@ -78,10 +89,10 @@ def _kept_statistics(layer: Any, shape: Shape) -> bool:
 
 
 def _own_statistics(layer: Any, shape: Shape) -> bool:
-    axes = int(type(layer).__name__[-2]) + 2
-    return len(shape) == axes and (
-        layer.track_running_stats is False or _kept_statistics(layer, shape)
-    )
+    """A layer that normalises each record by itself, and writes to no buffer, or by constants."""
+    apart = layer.running_mean is None and layer.running_var is None
+    constant = layer.track_running_stats is True and _kept_statistics(layer, shape)
+    return len(shape) == int(type(layer).__name__[-2]) + 2 and (apart or constant)
 
 
 def _batch_first(layer: Any, shape: Shape) -> bool:
@@ -107,11 +118,14 @@ _CONDITIONS: dict[str, Condition] = {
     "Linear GroupNorm PReLU": _at_least(2),
     "LocalResponseNorm Upsample UpsamplingNearest2d UpsamplingBilinear2d": _at_least(3),
     "PixelShuffle PixelUnshuffle": _at_least(4),
-    "Conv1d ConvTranspose1d MaxPool1d AvgPool1d LPPool1d AdaptiveAvgPool1d AdaptiveMaxPool1d "
+    "Conv1d ConvTranspose1d": _convolution(3),
+    "Conv2d ConvTranspose2d": _convolution(4),
+    "Conv3d ConvTranspose3d": _convolution(5),
+    "MaxPool1d AvgPool1d LPPool1d AdaptiveAvgPool1d AdaptiveMaxPool1d "
     "Dropout1d ReflectionPad1d ReplicationPad1d CircularPad1d": _axes(3),
-    "Conv2d ConvTranspose2d MaxPool2d AvgPool2d LPPool2d AdaptiveAvgPool2d AdaptiveMaxPool2d "
+    "MaxPool2d AvgPool2d LPPool2d AdaptiveAvgPool2d AdaptiveMaxPool2d "
     "Dropout2d ReflectionPad2d ReplicationPad2d CircularPad2d Softmax2d": _axes(4),
-    "Conv3d ConvTranspose3d MaxPool3d AvgPool3d LPPool3d AdaptiveAvgPool3d AdaptiveMaxPool3d "
+    "MaxPool3d AvgPool3d LPPool3d AdaptiveAvgPool3d AdaptiveMaxPool3d "
     "Dropout3d ReflectionPad3d ReplicationPad3d CircularPad3d": _axes(5),
     "ZeroPad1d ZeroPad2d ZeroPad3d ConstantPad1d ConstantPad2d ConstantPad3d": _padded,
     "BatchNorm1d BatchNorm2d BatchNorm3d": _kept_statistics,
@@ -196,7 +210,8 @@ def _walk(module: nn.Module, name: str, marks: list[object]) -> str | None:
             good = type(value) in (dict, list) and all(map(_is_tensor, tensors))
             marks.append([None if x is None else (x.shape, x.dtype) for x in tensors])
         else:
-            good = _is_plain(value) or attribute in _NO_SETTINGS
+            good = _is_plain(value) or attribute == "_modules"
+            good = good or (attribute == "_flat_weight_refs" and _are_references(value))
             if attribute not in _NO_SETTINGS:
                 marks += attribute, repr(value) if type(value) in (list, set, dict) else value
         if not good:
@@ -207,6 +222,11 @@ def _walk(module: nn.Module, name: str, marks: list[object]) -> str | None:
     parts = {f"{name}.{child}".removeprefix("."): part for child, part in children.items()}
     reasons = (_walk(x, path, marks) for path, x in parts.items() if x is not None)
     return next(filter(None, reasons), None)
+
+
+def _are_references(value: Any) -> bool:
+    """Whether these are weak references, which run no code, or nothing."""
+    return type(value) is list and all(type(x) in (weakref.ref, type(None)) for x in value)
 
 
 def _is_plain(value: Any) -> bool:
