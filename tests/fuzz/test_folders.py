@@ -27,8 +27,7 @@ from tests.fuzz.mutations import altered, as_csv, as_json, as_lines, damaged, fi
 
 @given(st.data())
 def test_ledgers(data: st.DataObject) -> None:
-    older = Path(__file__).parents[1] / "equivalence" / "run-0.1"
-    path = fresh(data.draw(st.sampled_from([examples.finished_run(), older]))) / "ledger.sqlite"
+    path = fresh(examples.finished_run()) / "ledger.sqlite"
     change_ledger(data, path)
     enter("dpfl ledger verify", command("ledger", "verify", path))
     enter("dpfl account --ledger", command("account", "--ledger", path, "--page", GIVEN / "p.html"))

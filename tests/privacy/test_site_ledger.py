@@ -4,7 +4,9 @@ to.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tests.privacy.ledgers import SERVER, charge, cost, plan, set_budgets
 
 from dpfl.core.errors import LedgerError
 from dpfl.privacy.site_ledger import Answered, PlannedUnits, SiteLedger, UnitsWithdrawn
+from dpfl.privacy.statement import statements
 
 UNITS = PlannedUnits("u", 8, 2, frozenset())
 
@@ -104,3 +107,27 @@ def test_an_answer_from_units_that_were_withdrawn_meanwhile_is_not_charged(
     reopened.close()
     with pytest.raises(LedgerError, match="changed, deleted or moved"):
         SiteLedger.open_for(path, "north")
+
+
+def test_a_ledger_from_before_withdrawals_is_read_and_goes_on(
+    ledger: SiteLedger, path: Path
+) -> None:
+    """Its format is today's, without the tables of units."""
+    assert not ledger.commit("run", [plan("north", releases=3)])
+    assert ledger.charge_and_store("run", 0, [charge("north")], b"sent", b"private", units="u")
+    ledger.close()
+    tables = ("withdrawn", "untraced", "units")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript("".join(f"DROP TABLE {table};" for table in tables))
+    with closing(SiteLedger.open(path, "north", read_only=True)) as earlier:
+        assert [line.rounds for line in statements(earlier)] == [1]
+        assert earlier.withdrawals() == {}
+    reopened = SiteLedger.open_for(path, "north")
+    assert reopened.withdrawals() == {} and not reopened.untraced()
+    assert reopened.agreed("run") == "terms" and reopened.units("run") is None
+    with pytest.raises(UnitsWithdrawn):  # what it was planned for was not written down
+        reopened.charge_and_store("run", 1, [charge("north")], b"sent 1", b"", units="u")
+    reopened.register("next", seeded=False, title="t")
+    assert reopened.agree("next", "terms", UNITS) and reopened.units("next") == UNITS
+    assert reopened.charged("run") == {(0, "north")}
+    reopened.close()

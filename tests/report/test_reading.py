@@ -5,7 +5,6 @@ one sentence.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, DpflError, FolderError
-from dpfl.privacy.flags import Flag
 from dpfl.report.reading import of_folders, read_run
 from tests.report.conftest import copied, rounds_of, summary_of
 
@@ -144,36 +142,6 @@ def test_a_comparison_can_be_reported_from_another_place(
     monkeypatch.chdir(elsewhere)
     code, err = report(capsys, runs / "compare-1")
     assert code == 0, err
-
-
-def test_a_run_of_version_0_1_is_read_and_flagged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(Path(__file__).parents[1] / "equivalence" / "run-0.1", tmp_path / "run")
-    before = {path.name for path in (tmp_path / "run").iterdir()}
-    code, err = report(capsys, tmp_path / "run")
-    assert code == 0, err
-    assert {path.name for path in (tmp_path / "run").iterdir()} == before | {"report.html"}
-    run = read_run(tmp_path / "run")
-    assert [raised.flag for raised in run.flags] == [
-        Flag.SEEDED,
-        Flag.UNACCOUNTED,
-        Flag.FLOAT_NOISE,
-    ]
-    assert report(capsys, tmp_path / "run", "--public")[0] == 0
-    for name in ("report.html", "public.html"):
-        page = (tmp_path / "run" / name).read_text()
-        assert f'<div class="flag">{Flag.FLOAT_NOISE.about}</div>' in page
-        assert "Every epsilon is an upper bound" not in page and "times as likely" not in page
-    assert page.count("is at most epsilon") == 0
-
-
-def test_a_run_of_today_is_not_flagged_for_its_noise(weiavg: Path, tmp_path: Path) -> None:
-    assert not read_run(weiavg).float_noise
-    place = copied(weiavg, tmp_path / "run")
-    assert not read_run(place).float_noise  # no ledger
-    (place / "ledger.sqlite").write_text("not a database")
-    assert not read_run(place).float_noise
 
 
 # -- what cannot be compared -----------------------------------------------------------------------

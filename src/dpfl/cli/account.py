@@ -99,18 +99,16 @@ def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool)
         if page is not None:
             pages.write_ledger_page(book, page, f"Privacy report of {book.identity()}", delta)
         lines, head, rule = statements(book, delta), book.head(), book.filter
-        seeded, titles, flags = book.seeded_runs(), book.titles(), book.flags
+        seeded, titles = book.seeded_runs(), book.titles()
     raised = {
         flag: [run for run, title in titles.items() if flag in flags_in(title)] for flag in IN_TITLE
     }
     if json:
         told: Plain = {"filter": rule, "entries": head.number, "head": head.digest}
         told |= {"seeded_runs": seeded} | {f"{flag}_runs": runs for flag, runs in raised.items()}
-        told["flags"] = [one.to_dict() for one in flags]
         own = [line.to_dict() for line in lines]
         c.print_json({"ledger": str(path), **told, "statements": own})
         return
-    c.warn(flags)
     for flag, runs in ((Flag.SEEDED, seeded), *raised.items()):
         c.warn(RaisedFlag(flag, f"run {run}") for run in runs)
     if any(line.delta is None for line in lines):
@@ -142,9 +140,6 @@ def verify(
     noted = read_head(str(file))
     wanted = (head or "").strip().lower().rpartition(":")[2]
     with closing(Ledger.open(file, read_only=True)) as book, book.snapshot():
-        problem = f"has no hash chain to check ({', '.join(map(str, book.flags))})"
-        remedy = "keep it with the version that wrote it; dpfl account --ledger reads it"
-        check(not book.flags, str(file), problem, remedy, LedgerError)
         held = head is None or book.contains(wanted)
         problem = f"does not contain entry {wanted}, which was noted earlier"
         remedy = "find the ledger that does: this one was rolled back, rewritten, or is another one"

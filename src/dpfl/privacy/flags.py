@@ -21,7 +21,6 @@ class Flag(StrEnum):
     HYPOTHETICAL = "hypothetical"
     CURATOR = "curator"
     ALONE = "alone"
-    FLOAT_NOISE = "float_noise"
     FALSE_CLAIMS = "false_claims"
     WEAK_DELTA = "weak_delta"
     UNPUBLISHED = "unpublished"
@@ -54,10 +53,7 @@ class Flag(StrEnum):
 
 
 _PUBLIC = (Flag.SEEDED, Flag.STRATIFIED, Flag.UNACCOUNTED_STOP)
-_VOID = (
-    *(Flag.SEEDED, Flag.UNPROTECTED, Flag.HYPOTHETICAL),
-    *(Flag.FLOAT_NOISE, Flag.UNACCOUNTED_STOP),
-)
+_VOID = (Flag.SEEDED, Flag.UNPROTECTED, Flag.HYPOTHETICAL, Flag.UNACCOUNTED_STOP)
 _ABOUT = {
     Flag.SEEDED: "NOT PRIVATE: SEEDED (anyone who knows the seed can subtract the noise; for "
     "simulations only)",
@@ -67,8 +63,6 @@ _ABOUT = {
     Flag.CURATOR: "TRUSTED CURATOR: one party is given all clients' records as they are; the "
     "epsilons hold against everyone else",
     Flag.ALONE: "ALONE: every client trains by itself, and learns nothing from the others",
-    Flag.FLOAT_NOISE: "FLOAT NOISE: epsilon not guaranteed (written by a version whose noise had "
-    "holes); read only",
     Flag.FALSE_CLAIMS: "FALSE CLAIMS: some clients claim a multiple of their epsilon",
     Flag.WEAK_DELTA: "WEAK: delta is too large for some clients",
     Flag.UNPUBLISHED: "UNPUBLISHED: in some rounds too few uploads arrived, and the model stayed "

@@ -17,11 +17,10 @@ from typing import Any, Self
 
 from dpfl.core.errors import DiskError, LedgerError, disk_error
 from dpfl.core.files import sync_folder
-from dpfl.privacy import chain, old_ledger
+from dpfl.privacy import chain
 from dpfl.privacy.chain import Entry, Head, require
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.filters import FILTERS, Filter, FilterName, filter_named
-from dpfl.privacy.flags import RaisedFlag
 from dpfl.privacy.ledger_schema import FORMAT, SCHEMA, check_schema
 
 _TAKEN = {
@@ -32,18 +31,13 @@ _TAKEN = {
 
 
 class LedgerFile:
-    """An open ledger file: its connection, its hash chain, and what was read from it before.
-
-    ``flags`` are the facts that everyone who reads the ledger must know; a ledger that raises any
-    is never written to.
-    """
+    """An open ledger file: its connection, its hash chain, and what was read from it before."""
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self._connection = connection
         self._name = name
         self._known: Head | None = None
         self._costs: dict[str, PrivacyCost] = {}
-        self.flags: tuple[RaisedFlag, ...] = ()
 
     # -- making and opening ------------------------------------------------------------------------
 
@@ -98,10 +92,9 @@ class LedgerFile:
     ) -> Self:
         """Open a ledger and check all of it: the file, its hash chain, and its head file.
 
-        ``identity``, if given, must be the one the ledger was made for. A ledger of dpfl 0.1 opens
-        with ``read_only`` only, and raises a flag (``flags``). ``accept_head`` writes a missing
-        head file anew: only a person can know that no newer copy of the ledger exists. A head file
-        that is there is never replaced.
+        ``identity``, if given, must be the one the ledger was made for. ``accept_head`` writes a
+        missing head file anew: only a person can know that no newer copy of the ledger exists. A
+        head file that is there is never replaced.
         """
         name, remedy = str(path), "check the path, or restore it: no run goes on without its ledger"
         require(Path(name).is_file(), name, "there is no ledger", remedy)
@@ -112,36 +105,30 @@ class LedgerFile:
         ledger = cls(_connect(name, "ro" if read_only else "rw"), name)
         try:
             with ledger.snapshot():
-                ledger._check(identity, read_only)
-                if not ledger.flags:
-                    ledger._known = chain.verify_chain(ledger._connection, name, noted, accept_head)
+                ledger._check(identity)
+                head = chain.verify_chain(ledger._connection, name, noted, accept_head)
         except BaseException:
             ledger.close()
             raise
-        if accept_head and noted is None and ledger._known is not None:
-            chain.write_head(name, ledger._known)
+        ledger._known = head
+        if accept_head and noted is None:
+            chain.write_head(name, head)
         return ledger
 
-    def _check(self, identity: str | None, read_only: bool) -> None:
-        """Check that the file is whole, the one that is meant, and of a format that can be read."""
+    def _check(self, identity: str | None) -> None:
+        """Check that the file is whole, the one that is meant, and of today's format."""
         found = self._rows("PRAGMA integrity_check")[0][0]
         require(found == "ok", self._name, f"is damaged ({found})")
         meta = dict(self._rows("SELECT key, value FROM meta"))
-        owner, found = meta.get("identity"), str(meta.get("format"))
+        owner, found = meta.get("identity"), meta.get("format")
         problem = f"belongs to another run or site: to '{owner}', not to '{identity}'"
         remedy = "put back the ledger, or the name, that this one was started with"
         self._require(identity in (None, owner), problem, remedy)
-        if found == old_ledger.FORMAT and read_only:  # go on with a copy in today's form
-            copied = type(self).create(":memory:", str(owner))
-            with copied._transaction() as entry:
-                old_ledger.copy(self._connection, self._name, entry)
-            self.close()
-            self._connection, self.flags = copied._connection, old_ledger.FLAGS
-        else:
-            self._require(found == FORMAT, *old_ledger.refusal(found))
-            named = owner is not None and meta.get("filter") in FILTERS
-            require(named, self._name, "does not say whose it is, or how it adds up")
-            check_schema(self._connection, self._name)
+        problem = f"has format {found}, and this dpfl reads {FORMAT}"
+        self._require(found == FORMAT, problem, "use the version of dpfl that wrote it")
+        named = owner is not None and meta.get("filter") in FILTERS
+        require(named, self._name, "does not say whose it is, or how it adds up")
+        check_schema(self._connection, self._name)
 
     def _require(self, good: bool, problem: str, remedy: str) -> None:
         require(good, self._name, problem, remedy)
@@ -211,7 +198,6 @@ class LedgerFile:
     @contextmanager
     def _transaction(self) -> Iterator[Entry]:
         """Write one entry of the chain, or nothing; after the commit, note its head."""
-        self._require(not self.flags, *old_ledger.refusal(old_ledger.FORMAT))
         with self._begun("IMMEDIATE"):
             same = self._known is None or chain.contains(self._connection, self._known)
             remedy = "put back the newest copy, and begin again there"

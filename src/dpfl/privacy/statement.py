@@ -63,9 +63,8 @@ class Statement:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Statement:
-        """Read back; what version 0.1 did not write is filled with what it meant."""
-        given = {"budget": values.get("granted"), "filter": "allotments", "studies": 1, **values}
-        known: dict[str, Any] = {f.name: given[f.name] for f in fields(cls)}
+        """Read back what :meth:`to_dict` wrote."""
+        known: dict[str, Any] = {f.name: values[f.name] for f in fields(cls)}
         return cls(**known | {k: math.inf for k, v in known.items() if v == "infinite"})
 
 

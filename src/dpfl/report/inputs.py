@@ -25,8 +25,7 @@ class ReportRun:
 
     ``experiment`` is what was run, from a file or from Python, and ``toml`` its text; ``summary``
     is None while the run is running; ``history`` has a record per round that is done; ``timings``
-    holds the seconds of each round by stage; ``float_noise`` marks a run of version 0.1, whose
-    noise was rounded to floats; ``budgets`` are the clients' epsilons.
+    holds the seconds of each round by stage; ``budgets`` are the clients' epsilons.
     """
 
     folder: Path
@@ -35,7 +34,6 @@ class ReportRun:
     summary: Summary | None = None
     history: Sequence[RoundRecord] = ()
     timings: Sequence[Mapping[str, float]] = ()
-    float_noise: bool = False
     budgets: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -78,14 +76,14 @@ class ReportRun:
         return RunScore.of(self.result, seed=self.seed)
 
     @property
-    def flags(self) -> list[RaisedFlag]:
+    def flags(self) -> Sequence[RaisedFlag]:
         """What must be said wherever the run is shown.
 
         While a run is running, only what its experiment tells is known.
         """
-        seeded = [RaisedFlag(Flag.SEEDED)] if self.experiment.seeded else []
-        raised = self.summary.flags if self.summary else seeded
-        return [*raised, *([RaisedFlag(Flag.FLOAT_NOISE)] if self.float_noise else [])]
+        if self.summary is not None:
+            return self.summary.flags
+        return [RaisedFlag(Flag.SEEDED)] if self.experiment.seeded else []
 
 
 Methods = Mapping[str, Sequence[ReportRun]]
@@ -142,11 +140,6 @@ class ReportInput:
     def runs(self) -> list[ReportRun]:
         """The runs of all cases, methods and seeds."""
         return [run for case in self.cases for runs in case.methods.values() for run in runs]
-
-    @property
-    def float_noise(self) -> bool:
-        """Whether any run was made with noise that had holes."""
-        return any(run.float_noise for run in self.runs)
 
     @property
     def varied(self) -> list[str]:

@@ -45,7 +45,7 @@ def write_ledger_page(
         found = [meaning_of(line, str(n), ledger) for n, line in enumerate(explained, start=1)]
         meanings = [meaning for meaning in found if meaning is not None]
         values = {
-            "flags": [(raised, "") for raised in (*ledger.flags, *_flags(studies))],
+            "flags": [(raised, "") for raised in _flags(studies)],
             "warnings": warnings,
             "few": few,
             "lines": lines,

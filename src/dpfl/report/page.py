@@ -61,7 +61,7 @@ def full_page(shown: ReportInput) -> Page:
     run = shown.runs[0] if len(shown.runs) == 1 else None
     budgets = {label: budget_chart(label, one) for label, one in runs.items()}
     meaning = None
-    if run is not None and run.score.protects and not run.float_noise:
+    if run is not None and run.score.protects:
         meaning = meaning_in_run(run.result.statements, run.folder / "ledger.sqlite")
     sites = [
         (label, budgets[label], one)

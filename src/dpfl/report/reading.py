@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, FolderError, read_problem
@@ -20,14 +19,12 @@ from dpfl.runs.folder import RunFolder
 from dpfl.runs.training import Training
 
 _APART = "report them one by one"
-_FLOAT_LEDGER = "dpfl-ledger-1"
-"""The format of ledgers written by versions whose noise was rounded to floats."""
 
 
 def read_run(path: Path, *, finished: bool = True) -> ReportRun:
     """Read the folder of a run; ``finished=False`` also takes a run that is still running.
 
-    A last line that was cut off by a kill is left out. Folders of version 0.1 are read as well.
+    A last line that was cut off by a kill is left out.
     """
     folder = RunFolder(path)
     remedy = "name the folder of a run, or of a comparison"
@@ -48,7 +45,6 @@ def read_run(path: Path, *, finished: bool = True) -> ReportRun:
         budgets=known if ended else _budgets(folder.ledger),
         history=folder.read_rounds(),
         timings=folder.read_timings(),
-        float_noise=_ledger_format(folder.ledger) == _FLOAT_LEDGER,
     )
 
 
@@ -67,26 +63,18 @@ def _described(folder: RunFolder) -> tuple[str, Experiment | Training]:
 
 
 def _budgets(path: Path) -> dict[str, float]:
-    """The clients' epsilons while a run is running; none if its ledger cannot be read now."""
-    return dict(_asked(path, "SELECT account, epsilon FROM grants"))
+    """The clients' epsilons while a run is running; none if its ledger cannot be read now.
 
-
-def _ledger_format(path: Path) -> str:
-    """Look up the format of a ledger without opening it as one; empty if it cannot be told."""
-    rows = _asked(path, "SELECT value FROM meta WHERE key = 'format'")
-    return str(rows[0][0]) if rows else ""
-
-
-def _asked(path: Path, query: str) -> list[Any]:
-    """Ask a ledger without checking it, which takes long; none if it cannot be asked."""
+    The ledger is not checked, which takes long.
+    """
     address = f"{path.absolute().as_uri()}?mode=ro"
     if not Path(f"{path}-wal").exists():
         address += "&immutable=1"  # nobody writes: leave no files beside it
     try:
         with closing(sqlite3.connect(address, uri=True)) as connection:
-            return connection.execute(query).fetchall()
+            return dict(connection.execute("SELECT account, epsilon FROM grants"))
     except sqlite3.Error:
-        return []
+        return {}
 
 
 def of_folders(paths: Sequence[Path]) -> ReportInput:

@@ -1,7 +1,6 @@
 """What a round leaves behind: the operator's record, with names, and for the server's eyes only.
 
-Nothing of it may reach an adversary against whom sampling amplifies. As JSON a record keeps the
-keys of version 0.1.
+Nothing of it may reach an adversary against whom sampling amplifies.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class RoundRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoundRecord:
-        """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
+        """Read back what :meth:`to_dict` wrote."""
         if "lost" in values:
             return cls(round=values["round"], lost=str(values["lost"]))
         told, noise = values.get("simulated_truth"), values.get("effective_noise")

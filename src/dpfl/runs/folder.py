@@ -204,7 +204,7 @@ class RunFolder:
         write_safely(self.summary, (json.dumps(summary.to_dict(), indent=2) + "\n").encode())
 
     def read_summary(self) -> Summary:
-        """Read the summary, of this version or of 0.1; a run without one is not finished."""
+        """Read the summary; a run without one is not finished."""
         where = str(self.summary)
         try:
             values = _table(self.summary.read_text())

@@ -22,7 +22,6 @@ from dpfl.rounds.record import RoundRecord
 from dpfl.runs.validation import check_types, first_problem
 
 SUMMARY_FORMAT = "dpfl-summary-2"
-_OLDER = "dpfl-summary-1"
 
 
 class ModelTested(StrEnum):
@@ -186,7 +185,7 @@ class Summary:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "summary") -> "Summary":
-        """Read back what :meth:`to_dict` wrote, in this version or in 0.1.
+        """Read back what :meth:`to_dict` wrote.
 
         ``where`` names the file in messages. Another format, or a file that lacks something, is
         refused.
@@ -194,17 +193,17 @@ class Summary:
         found = values.get("format")
         problem = f"is of format '{found}', this dpfl reads '{SUMMARY_FORMAT}'"
         remedy = "run the experiment again, or report it with the dpfl that wrote it"
-        check(found in (SUMMARY_FORMAT, _OLDER), where, problem, remedy, FolderError)
+        check(found == SUMMARY_FORMAT, where, problem, remedy, FolderError)
         try:
-            against = values.get("epsilon_by_observer", {})
+            against = values["epsilon_by_observer"]
             spreads = ((o, EpsilonSpread.from_dict(told)) for o, told in against.items())
             finish = dict(values.get("finish", {})).items()  # earlier versions have none
             own = {
-                "version": str(values.get("dpfl", "0.1")),
+                "version": values["dpfl"],
                 "promise": values,
                 "scores": Scores.from_dict(values),
                 "finish": {client: FinishScores.from_dict(told) for client, told in finish},
-                "flags": [*map(RaisedFlag.from_dict, values.get("flags", values.get("stamps")))],
+                "flags": [*map(RaisedFlag.from_dict, values["flags"])],
                 "epsilon": EpsilonSpread.from_dict(values["epsilon"]),
                 "epsilon_against": {o: spread for o, spread in spreads if spread is not None},
                 "statements": [*map(Statement.from_dict, values["statements"])],
