@@ -108,6 +108,8 @@ class SiteLedger(Ledger):
 
     def runs_with_units(self) -> list[str]:
         """Every run whose units were written down."""
+        if not self._select("1", "sqlite_master", name="units"):  # of an earlier version
+            return []
         return sorted(run for (run,) in self._rows("SELECT run FROM units"))
 
     def withdraw(self, mark: bytes, digests: Mapping[str, tuple[str, str]]) -> bool:
