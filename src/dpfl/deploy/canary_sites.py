@@ -18,8 +18,9 @@ import numpy as np
 
 from dpfl.attacks.auditing.probes import Floats
 from dpfl.core.promise import Promise
+from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, Observer, Plain
-from dpfl.data.units import row_bytes, units_to_test
+from dpfl.data.units import UnitKey, row_bytes, units_to_test
 from dpfl.deploy.example import pin_identities
 from dpfl.deploy.records import UNITS_KEY
 from dpfl.deploy.site import Site
@@ -101,7 +102,12 @@ class CanarySites:
             "policy": {"least_noise_multiplier": 0.0, **accepted},
         }
         (own / SITE_FILE).write_text(SiteFile.from_dict(values).to_toml())
+        self._write_key(name, UnitKey.of(PublicSeed(0).child(name)).value)
         Site(own).prepare()
+
+    def _write_key(self, name: str, key: bytes) -> None:
+        """Write the key under which a site marks its units: the same in every trial."""
+        (self.folder / name / UNITS_KEY).write_text(key.hex())
 
     def _write_records(self, name: str, features: Floats) -> None:
         lines = [",".join([*(f"x{number}" for number in range(features.shape[1])), "label"])]
@@ -126,8 +132,7 @@ class CanarySites:
             tries = features[row] * (1 + np.arange(100)[:, None] / 1000)
             fitting = [number for number, value in enumerate(hashes(tries)) if value > largest]
             if not fitting:
-                (self.folder / name / UNITS_KEY).unlink()
-                Site(self.folder / name).prepare()
+                self._write_key(name, key.hash("another"))
                 return self._make_trained(name, features)
             features[row] = tries[fitting[0]]
         return None
