@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, DataError, FolderError
 from dpfl.core.types import Observer
 from dpfl.deploy.messages import Message, Reply
-from dpfl.deploy.records import UNITS_KEY
+from dpfl.deploy.outcome import keep_model
+from dpfl.deploy.records import UNITS_KEY, Records
+from dpfl.deploy.requests import END
 from dpfl.deploy.site import STOPPED, Site
 from dpfl.deploy.withdrawal import plan_withdrawal, remove_traces, withdraw
 from dpfl.privacy.site_ledger import SiteLedger
@@ -370,3 +373,132 @@ def test_a_withdrawal_in_a_real_study_of_three_sites(tmp_path: Path) -> None:
     assert StudyFile.from_file(tmp_path / "server" / "study.toml").study.sites
     line(site, 5)
     assert run_command(["site", "evaluate", str(site.folder)]) == 0
+
+
+# -- between two moments ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["train", "terms"])
+def test_a_withdrawal_while_a_message_is_looked_at_does_not_stop_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    site, server = make_site(tmp_path / "a", "a", policy=REHEARSAL), desk()
+    assert site.answer(server.terms()).accepted
+    number = lines_of(site, trained=True, count=1)[0]
+    enter, times = Site.enter, []
+
+    def interrupted(self: Site, ledger: SiteLedger, run: str | None) -> Any:
+        planned = enter(self, ledger, run)
+        if run is not None and not times:
+            times.append(1)
+            line(self, number)
+        return planned
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Site, "enter", interrupted)
+        answer = Site(site.folder).answer(server.train(0) if kind == "train" else server.terms())
+    assert answer.accepted and Reply.of(answer).more
+    assert last_bytes(site, server, 0).payload
+
+
+def test_a_study_that_begins_while_a_person_thinks_goes_on_with_a_blank(tmp_path: Path) -> None:
+    site, server = make_site(tmp_path / "a", "a", policy=REHEARSAL), desk()
+    planned = plan_withdrawal(site, None, lines_of(site, trained=True, count=1)[0])
+    assert site.answer(server.terms()).accepted
+    withdraw(site, planned)
+    assert last_bytes(site, server, 0).payload
+
+
+def test_a_file_that_changes_during_the_work_is_not_answered_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, server = make_site(tmp_path / "a", "a", policy=REHEARSAL), desk()
+    assert site.answer(server.terms()).accepted
+    records, work = site.folder / "records.csv", Site.work
+
+    def swapped(self: Site, *rest: Any) -> Any:
+        rows = records.read_text().splitlines()
+        records.write_text("\n".join([rows[0], *(f"9{r.lstrip('-')}" for r in rows[1:])]) + "\n")
+        return work(self, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Site, "work", swapped)
+        assert site.answer(server.train(0)).reason == STOPPED
+    assert charged(site) == set()
+
+
+def test_a_private_part_is_not_kept_of_a_unit_that_leaves_while_the_model_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = study_values("ppsgd", rounds=ROUNDS, run=SEEDED, local_steps=1)
+    server = Desk({**values, "model": {"name": "mlp", "hidden": 4}})
+    site = make_site(tmp_path / "a", "a", CLIENT, REHEARSAL)
+    assert site.answer(server.terms()).accepted
+    last_bytes(site, server, 0)
+    number = lines_of(site, trained=True, count=1)[0]
+
+    def kept(*rest: Any) -> Path:
+        line(site, number)
+        return keep_model(*rest)
+
+    monkeypatch.setattr("dpfl.deploy.site.keep_model", kept)
+    header = {k: v for k, v in server.train(0).header.items() if k != "round"} | {"kind": END}
+    payload = save(server.study().build_model().state_dict())
+    assert site.answer(Message(header=header, payload=payload)).accepted
+    assert list(site.folder.glob("models/*/model.safetensors"))
+    assert not list(site.folder.glob("models/*/private.safetensors"))
+
+
+@pytest.mark.parametrize("change", ["same size and time", "key", "rule"])
+def test_a_worker_that_has_read_the_records_notices_what_changes(
+    tmp_path: Path, change: str
+) -> None:
+    site, server, records = make_site(tmp_path / "a", "a", policy=REHEARSAL), desk(), Records()
+    assert Site(site.folder, records).answer(server.terms()).accepted
+    file, settings = site.folder / "records.csv", site.folder / "site.toml"
+    if change == "key":
+        (site.folder / UNITS_KEY).write_text("11" * 32)
+    elif change == "rule":
+        settings.write_text(settings.read_text().replace("classes = 2", "classes = 3"))
+    else:
+        before = file.stat()
+        file.write_text(file.read_text().replace("\n-1.0,", "\n-2.0,", 1))
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert file.stat().st_size == before.st_size
+    assert not Site(site.folder, records).answer(server.train(0)).accepted
+
+
+@pytest.mark.parametrize("cell", ["", "word"])
+def test_records_that_cannot_be_read_any_more_stop_the_site_like_any_reason(
+    tmp_path: Path, cell: str
+) -> None:
+    site, server = make_site(tmp_path / "a", "a", policy=REHEARSAL), desk()
+    assert site.answer(server.terms()).accepted
+    before = last_bytes(site, server, 0)
+    records = site.folder / "records.csv"
+    rows = records.read_text().splitlines()
+    rows[5] = cell + rows[5][rows[5].index(",") :]
+    records.write_text("\n".join(rows) + "\n")
+    again = last_bytes(site, server, 0)
+    assert again.payload == before.payload and not Reply.of(again).more
+    assert Site(site.folder).answer(server.train(1)).reason == STOPPED
+    assert Site(site.folder).answer(server.hello()).header["claims"]["examples"] == 32
+
+
+def test_a_line_is_the_one_of_an_editor(tmp_path: Path) -> None:
+    site = hospital(tmp_path / "a")
+    schema = site.folder / "schema.toml"
+    schema.write_text('ignore = ["note"]\n' + SCHEMA.replace('person = "who"', ""))
+    schema.write_text(schema.read_text().replace('person_word = "patient"', ""))
+    text = 'note,dose,ill\nplain,0.1,0\n"two\nlines",0.2,1\nplain,0.3,0\n'
+    (site.folder / "records.csv").write_text(text)
+    settings = site.folder / "site.toml"
+    settings.write_text(settings.read_text().replace('unit = "patient"', 'unit = "record"'))
+    shutil.rmtree(site.folder / "models", ignore_errors=True)
+    for path in site.folder.glob("ledger.sqlite*"):
+        path.unlink()
+    site = Site(site.folder)
+    site.prepare()
+    assert "dose = 0.3" in plan_withdrawal(site, None, 5).what
+    with pytest.raises(DataError, match="holds no record"):
+        plan_withdrawal(site, None, 4)

@@ -25,6 +25,7 @@ from dpfl.plugs.measures import (
     measured_exposure,
 )
 from dpfl.tasks import Binary, Classification, PerPerson, Regression, Task, TokenPrediction
+from dpfl.tasks.custom import CustomTask
 
 TWO = Classification(classes=2)
 CASES: list[tuple[Measure, Task]] = [
@@ -45,6 +46,25 @@ def outputs_for(task: Task, values: list[float]) -> Tensor:
 
 def summed(measure: Measure, task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     return exact_sum(measure.statistic(task, outputs, targets), len(targets), measure.numbers)
+
+
+@pytest.mark.parametrize(("measure", "task"), CASES)
+@given(values=st.lists(anything, min_size=1, max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_a_record_that_becomes_a_blank_moves_the_sum_by_at_most_one(
+    measure: Measure, task: Task, values: list[float]
+) -> None:
+    outputs = outputs_for(task, values)
+    rows = measure.statistic(task, outputs, targets_for(task, len(outputs))).double()
+    apart = torch.linalg.vector_norm(rows - measure.blank(task), dim=1)
+    assert float(apart.max()) <= 1 + 1e-12
+
+
+def test_a_loss_that_may_be_negative_counts_a_blank_in_the_middle() -> None:
+    task = CustomTask(loss=lambda found, wanted: found[:, 0] - wanted)
+    measure = MeanLoss(bound=2.0)
+    rows = measure.statistic(task, torch.tensor([[-9.0], [9.0]]), torch.zeros(2))
+    assert rows.flatten().tolist() == [-1.0, 1.0] and measure.blank(task) == 0.0
 
 
 def targets_for(task: Task, count: int) -> Tensor:

@@ -85,8 +85,9 @@ class Partition:
     def shards(self, dataset: Dataset, clients: int | None, seed: PublicSeed) -> dict[str, Shard]:
         """Share out a data set among ``clients`` (20 if None), or take its natural silos.
 
-        Clients are named ``client-0``, ``client-1`` and so on. Every client's test records have the
-        label mix of its training records.
+        Clients are named ``client-0``, ``client-1`` and so on. Where labels decide who holds a
+        record, a client's test records have the label mix of its training records. The partition is
+        a part of a simulation: a neighbour is about the records that a client holds after it.
         """
         if self.kind == "natural":
             return _natural(dataset, self.records, clients, seed)
@@ -98,7 +99,10 @@ class Partition:
             usable = np.concatenate([np.arange(*span) for _, span in spans])
         labels = dataset.strata(whole.labels)[usable]
         train = self.split(labels, count, seed.child("partition"))
-        test = matching_test(train, labels, dataset.strata(tested.labels), seed.child("matching"))
+        tests = dataset.strata(tested.labels)
+        if not self.by_label:  # nor do test records follow labels then
+            labels, tests = np.zeros_like(labels), np.zeros_like(tests)
+        test = matching_test(train, labels, tests, seed.child("matching"))
         parts, digits = {}, len(str(count - 1))
         for i, (own, tests) in enumerate(zip(train, test, strict=True)):
             held = torch.from_numpy(usable[own]), torch.from_numpy(tests)

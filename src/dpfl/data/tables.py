@@ -10,6 +10,7 @@ Errors name the file, and the line or the record and the column where there is o
 """
 
 import csv
+import io
 import math
 from contextlib import suppress
 from pathlib import Path
@@ -104,7 +105,11 @@ def _not_a_table(path: Path, reason: object, remedy: str = _HEADER) -> DataError
 def _csv_rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Read the names of the columns, and each line's number and cells; blank lines are left out."""
     try:
-        rows = list(csv.reader(text_of(path).splitlines()))
+        reader = csv.reader(io.StringIO(text_of(path), newline=""))
+        rows, lines = [], [1]  # where each record begins
+        for row in reader:
+            rows.append(row)
+            lines.append(reader.line_num + 1)
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise DataError(str(path), problem, "check the path") from error
@@ -124,7 +129,7 @@ def _csv_rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     ):
         if wrong:
             raise _not_a_table(path, reason)
-    filled = [(number, row) for number, row in enumerate(rows[1:], 2) if row]
+    filled = [(number, row) for number, row in zip(lines[1:], rows[1:], strict=False) if row]
     for number, row in filled:
         if len(row) != len(names):
             reason = f"line {number} has {len(row)} cells for {len(names)} columns"

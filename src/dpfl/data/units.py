@@ -118,8 +118,9 @@ class Units:
     empty: np.ndarray
 
     def __post_init__(self) -> None:
-        self.features[self.blank] = 0
-        self.targets[self.blank] = self.empty
+        if self.blank.any():
+            self.features[self.blank] = 0
+            self.targets[self.blank] = self.empty
 
     def in_study(self, withdrawn: Collection[bytes], blanks: Collection[bytes]) -> "Units":
         """Return the units of a study.
@@ -144,13 +145,16 @@ class Units:
             blank=np.array([*blank, *[True] * len(gone)], dtype=bool),
         )
 
-    def digest(self, key: UnitKey, blanks: Collection[bytes]) -> str:
-        """Name the units of a study by marks and contents; of ``blanks``, by their marks alone."""
+    def digest(self, key: UnitKey, blanks: Collection[bytes], about: str = "") -> str:
+        """Name the units of a study by marks and contents; of ``blanks``, by their marks alone.
+
+        ``about`` says what features are made by.
+        """
         lines = [
             key.hash("unit", mark, b"" if mark in blanks else key.hash("content", content))
             for mark, content in zip(self.marks, self.contents, strict=True)
         ]
-        return key.hash("units", SPLIT_VERSION.encode(), *sorted(lines)).hex()
+        return key.hash("units", SPLIT_VERSION.encode(), about.encode(), *sorted(lines)).hex()
 
 
 def record_units(features: np.ndarray, targets: np.ndarray, key: UnitKey) -> Units:

@@ -12,6 +12,7 @@ it fails. Nothing of it leaves the site, since no ledger covers it.
 
 import hashlib
 import json
+from contextlib import closing
 from pathlib import Path
 
 from safetensors import torch as safetensors
@@ -37,9 +38,13 @@ def finish_delivered(folder: Path, records: Records | None = None) -> None:
     model is there.
     """
     try:
-        site = LoadedSite(folder, records)
-        for outcome in outcomes(folder)[-1:]:
-            finish_of(outcome, site.id, site.federation())
+        site, made_of = LoadedSite(folder, records), None
+        while made_of is not (federation := site.federation()):  # nobody was withdrawn meanwhile
+            made_of = federation
+            for outcome in outcomes(folder)[-1:]:
+                finish_of(outcome, site.id, federation)
+            with closing(site.ledger(reading=True)) as ledger:
+                site.enter(ledger, None)
     except Exception as error:
         log(folder, f"personal finish: {type(error).__name__}: {error}")
 

@@ -79,9 +79,10 @@ class LoadedSite(SiteFolder):
 
         Units that were withdrawn since a run began stay in it as blanks.
         """
-        planned = None if run is None else ledger.units(run)
-        blanks = frozenset[bytes]() if planned is None else planned.blanks
-        self._left = frozenset(ledger.withdrawals()), blanks
+        with ledger.snapshot():
+            planned = None if run is None else ledger.units(run)
+            blanks = frozenset[bytes]() if planned is None else planned.blanks
+            self._left = frozenset(ledger.withdrawals()), blanks
         return planned
 
     def planned_units(self) -> PlannedUnits:
@@ -94,7 +95,7 @@ class LoadedSite(SiteFolder):
             if cache.units is None:  # an embedded data set
                 digest = key.hash("units", self.federation().fingerprint().encode()).hex()
             else:
-                digest = cache.units.in_study(*self._withdrawn()).digest(key, blanks)
+                digest = self._digest(cache.units, *self._withdrawn())
             cache.planned = PlannedUnits(digest, shard.examples, len(shard.test_labels), blanks)
         return cache.planned
 
@@ -102,9 +103,10 @@ class LoadedSite(SiteFolder):
         """Return the units of the file, withdrawn or not; None for an embedded data set."""
         data = self.file.data
         cache = self._records
-        key: tuple[object, ...] = (self.id, data.model_dump_json(), self.schema)
+        key: tuple[object, ...] = (self.id, data.model_dump_json(), self.schema, self.units_key)
         if data.file is not None and is_there(path := self.folder / data.file):
-            key = (*key, path.stat().st_mtime_ns, path.stat().st_size)
+            stat = path.stat()  # the time of a change of the entry itself cannot be set
+            key = (*key, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         if cache.key != key:
             cache.units, cache.options = self._read_units()
             cache.key = key
@@ -123,8 +125,13 @@ class LoadedSite(SiteFolder):
         assert planned is not None
         assert units is not None
         withdrawn, blanks = self._withdrawn()
-        left = units.in_study(withdrawn | {mark}, blanks | {mark})
-        return planned.digest, left.digest(self.units_key, blanks | {mark})
+        return planned.digest, self._digest(units, withdrawn | {mark}, blanks | {mark})
+
+    def _digest(self, units: Units, withdrawn: frozenset[bytes], blanks: frozenset[bytes]) -> str:
+        """Name the units of a study, and what makes features of them."""
+        data = self.file.data.model_dump_json(exclude={"file", "schema"})
+        about = f"{data} {self.schema and self.schema.to_dict()}"
+        return units.in_study(withdrawn, blanks).digest(self.units_key, blanks, about)
 
     def _withdrawn(self) -> tuple[frozenset[bytes], frozenset[bytes]]:
         """The marks of all units that were withdrawn, and of those that are blanks of the study."""

@@ -18,7 +18,7 @@ from dpfl.deploy.bound_site import BoundSite
 from dpfl.deploy.commitment import Commitment
 from dpfl.deploy.messages import WENT_WRONG, Introduction, Message, acceptance, refusal
 from dpfl.deploy.order import following, place
-from dpfl.deploy.outcome import keep_model, pack_private, unpack_private
+from dpfl.deploy.outcome import PRIVATE, keep_model, pack_private, unpack_private
 from dpfl.deploy.policy import check_download, check_identities
 from dpfl.deploy.records import Records
 from dpfl.deploy.requests import (
@@ -32,8 +32,8 @@ from dpfl.deploy.requests import (
 )
 from dpfl.deploy.site_folder import WORKER_LOG, log, note_sent
 from dpfl.deploy.site_sum import SiteSum
-from dpfl.privacy.site_ledger import PlannedUnits, SiteLedger, UnitsWithdrawn
-from dpfl.rounds.measure import records_of
+from dpfl.privacy.site_ledger import Answered, PlannedUnits, SiteLedger, UnitsWithdrawn
+from dpfl.rounds.members import true_claims
 
 _DIED = "ended over this message"
 STOPPED = "it takes no further part in this study"
@@ -103,12 +103,13 @@ class Site(BoundSite):
 
         Once a study is agreed on it claims what it did then, whatever its records are now.
         """
-        self.check_study(request.study)
-        token, member = self.token(request.run), self.member()
-        examples = member.claims.examples if planned is None else planned.trained
-        tested = records_of(member) if planned is None else planned.tested
-        tested = tested if request.study.accounted else 0
-        claims = replace(member.claims, examples=examples, test_examples=tested)
+        if planned is None:
+            self.check_study(request.study)
+            planned = self.planned_units()
+        tested = planned.tested if request.study.accounted else 0
+        claims = true_claims(self.file.study_budget(), planned.trained)
+        claims = replace(claims, test_examples=tested)
+        token = self.token(request.run)
         said = Introduction(site=self.id, claims=claims, token=token, version=__version__)
         if request.study.secure_sum:
             said = replace(said, identity=self.identity_key)
@@ -116,12 +117,15 @@ class Site(BoundSite):
 
     def _changed(self, ledger: SiteLedger, request: UnderTerms) -> bool:
         """Whether the units are not those that an agreed study was planned for; the log says so."""
-        planned = ledger.units(request.run)
         if ledger.agreed(request.run) is None:
             return False
-        if planned is not None and planned.digest == self.planned_units().digest:
-            return False
-        self.log(f"{request.study.study.name}: {_EARLIER if planned is None else _CHANGED}")
+        planned, reason = self.enter(ledger, request.run), _CHANGED
+        try:
+            if planned is not None and planned.digest == self.planned_units().digest:
+                return False
+        except DataError as error:
+            reason = str(error)
+        self.log(f"{request.study.study.name}: {_EARLIER if planned is None else reason}")
         return True
 
     def _accept_terms(self, ledger: SiteLedger, request: TermsRequest) -> Message:
@@ -162,19 +166,13 @@ class Site(BoundSite):
         commitment = None if changed else self.commitment(request)
         self._check_agreed(ledger, request)
         last = ledger.answered(run)
-        repeated = last is not None and last.round == round_
-        if commitment is None and not repeated:
+        if last is not None and last.round == round_:
+            return self._answer_again(ledger, request, commitment, last)
+        if commitment is None:
             return self._stop(request)
-        commitment = commitment or self.commitment(request)
         part = self.part_of_sum(ledger, request, commitment.agreement)
         if problem := commitment.unplanned(round_):
             return refusal(problem, site=self.id)
-        if last is not None and repeated:  # the same bytes, already charged
-            if not last.payload:
-                return refusal("its work failed in this round", site=self.id)
-            if part is not None:
-                part.check_same_session()
-            return self._upload(ledger, commitment, request, last.payload, changed=changed)
         order = partial(place, request.study, commitment.agreement)
         if last is not None and order(last.round) > order(round_):
             return refusal(f"round {round_} is over", site=self.id)
@@ -186,6 +184,27 @@ class Site(BoundSite):
         if part is not None:
             part.check_input()
         return self._new_answer(ledger, commitment, request, part)
+
+    def _answer_again(
+        self,
+        ledger: SiteLedger,
+        request: TrainingRequest,
+        commitment: Commitment | None,
+        last: Answered,
+    ) -> Message:
+        """Send the very bytes of the ``last`` answer, which was charged when it was stored.
+
+        Without a ``commitment`` the units have changed, and there is no round after this one.
+        """
+        if not last.payload:
+            return refusal("its work failed in this round", site=self.id)
+        if request.study.secure_sum:
+            agreement = (commitment or self.commitment(request)).agreement
+            part = self.part_of_sum(ledger, request, agreement)
+            if part is not None:
+                part.check_same_session()
+        more = commitment is not None and self._goes_on(ledger, commitment, request)
+        return self._upload(ledger, request, last.payload, more=more)
 
     def _new_answer(
         self,
@@ -214,11 +233,14 @@ class Site(BoundSite):
             ledger.charge_and_store(run, round_, charges, b"", unchanged, units=units)
             problem = f"failed in round {round_} ({type(error).__name__}: {error})"
             raise DataError("local work", problem, "check the records") from error
+        if self.planned_units().digest != units:  # the file has changed while it was worked on
+            raise UnitsWithdrawn
         packed = pack_private(private)
         if not ledger.charge_and_store(run, round_, charges, payload, packed, stored, units=units):
             self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
             return self._stop(request)
-        return self._upload(ledger, commitment, request, payload)
+        more = self._goes_on(ledger, commitment, request)
+        return self._upload(ledger, request, payload, more=more)
 
     def _check_agreed(self, ledger: SiteLedger, request: UnderTerms) -> None:
         """Refuse work under other terms than were agreed on, and a ledger that lacks what is
@@ -253,21 +275,17 @@ class Site(BoundSite):
         """Refuse this round and every later one; why is in the log of the site."""
         return refusal(STOPPED, site=self.id, more=False, token=self.token(request.run))
 
-    def _upload(
-        self,
-        ledger: SiteLedger,
-        commitment: Commitment,
-        request: TrainingRequest,
-        payload: bytes,
-        *,
-        changed: bool = False,
-    ) -> Message:
-        """Build the answer of a round, which also says whether there can be another one.
-
-        That is so while the plan covers one, and the units have not ``changed``.
-        """
+    def _goes_on(
+        self, ledger: SiteLedger, commitment: Commitment, request: TrainingRequest
+    ) -> bool:
+        """Whether the plan covers a round after this one."""
         ahead = following(request.study, commitment.agreement, request.round)
-        more = not changed and any(commitment.covers(ledger, request.run, one) for one in ahead)
+        return any(commitment.covers(ledger, request.run, round_) for round_ in ahead)
+
+    def _upload(
+        self, ledger: SiteLedger, request: TrainingRequest, payload: bytes, *, more: bool
+    ) -> Message:
+        """Build the answer of a round, which also says whether there can be another one."""
         token = self.token(request.run)
         head = ledger.heads(request.run)[0]
         return acceptance(self.id, payload, round=request.round, token=token, more=more, head=head)
@@ -281,7 +299,10 @@ class Site(BoundSite):
         last = ledger.answered(request.run)
         ledger.close_sum(request.run)
         private = b"" if last is None else last.private
-        keep_model(self.folder, request.run, request.study, request.payload, private)
+        folder = keep_model(self.folder, request.run, request.study, request.payload, private)
+        last = ledger.answered(request.run)
+        if last is None or last.private != private:  # a unit was withdrawn meanwhile
+            (folder / PRIVATE).unlink(missing_ok=True)
         return acceptance(self.id)
 
 

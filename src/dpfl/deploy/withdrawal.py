@@ -115,9 +115,10 @@ def withdraw(site: LoadedSite, withdrawal: Withdrawal) -> None:
     It cannot be undone.
     """
     with closing(site.checked_ledger()) as ledger:
-        mark = withdrawal.mark
-        digests = {run: site.digests_without(ledger, run, mark) for run in withdrawal.studies}
-        done = ledger.withdraw(mark, digests)
+        mark, runs = withdrawal.mark, ledger.runs_with_units()  # one may have begun meanwhile
+        open_runs = [run for run in runs if site.still_planned(ledger, run)]
+        digests = {run: site.digests_without(ledger, run, mark) for run in open_runs}
+        done = ledger.withdraw(mark, runs, digests)
         problem = "was changed by another process meanwhile"
         check(done, str(site.folder), problem, "run the command again", LedgerError)
     remove_traces(site)

@@ -51,14 +51,17 @@ class Measure:
 
     name: ClassVar[str]
     higher_is_better: ClassVar[bool] = True
-    blank: ClassVar[float] = 0.0
-    """Each number of the statistic of a blank, a record that does not count: the worst there is, or
-    zero where the statistic counts records."""
 
     @property
     def numbers(self) -> int:
         """How many numbers the statistic has."""
         return 1
+
+    def blank(self, task: Task) -> float:
+        """Each number of the statistic of a blank: the worst there is, or zero where records are
+        counted. No record's statistic is further from it than 1.
+        """
+        return 0.0
 
     def misfit(self, task: Task) -> str | None:
         """Say why the measure does not fit a task, None if it does."""
@@ -119,14 +122,14 @@ class Accuracy(Measure):
 
 @dataclass(frozen=True, kw_only=True)
 class MeanLoss(Measure):
-    """The mean loss, each record's brought into -``bound`` .. ``bound``, a public number.
+    """The mean loss, each record's brought into 0 .. ``bound``, a public number.
 
-    A loss that is not a number counts as the bound, and so does a blank.
+    A loss that is not a number counts as the bound, and so does a blank. A loss of the user's own
+    may be negative: it is brought into -``bound`` .. ``bound``, and a blank counts as 0.
     """
 
     name: ClassVar[str] = "loss"
     higher_is_better: ClassVar[bool] = False
-    blank: ClassVar[float] = 1.0
     bound: float
 
     def __post_init__(self) -> None:
@@ -135,7 +138,11 @@ class MeanLoss(Measure):
     def statistic(self, task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss over its bound."""
         losses = task.losses(outputs, targets).double().reshape(-1, 1) / self.bound
-        return losses.nan_to_num(nan=1.0).clamp(-1.0, 1.0)
+        return losses.nan_to_num(nan=1.0).clamp(self.blank(task) - 1.0, 1.0)
+
+    def blank(self, task: Task) -> float:
+        """Return 1 where losses are not negative."""
+        return 0.0 if task.single.name == "custom" else 1.0
 
     def estimate(self, total: Tensor, variance: float, records: int) -> Estimate:
         """Divide by the number of records; brought into the range of a loss."""

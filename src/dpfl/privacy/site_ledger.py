@@ -112,14 +112,19 @@ class SiteLedger(Ledger):
             return []
         return sorted(run for (run,) in self._rows("SELECT run FROM units"))
 
-    def withdraw(self, mark: bytes, digests: Mapping[str, tuple[str, str]]) -> bool:
+    def withdraw(
+        self, mark: bytes, runs: Sequence[str], digests: Mapping[str, tuple[str, str]]
+    ) -> bool:
         """Withdraw a unit from all studies, in one transaction.
 
-        ``digests`` are the names of the units of each study that goes on, before and after. What
-        stayed at the site of models that the unit has had a part in is forgotten. False, and
-        nothing is written, where a study's units are not those any more.
+        ``runs`` are all that the ledger has units of, ``digests`` the names of the units of each
+        study that goes on, before and after. What stayed at the site of models that the unit has
+        had a part in is forgotten. False, and nothing is written, where another study has begun or
+        a study's units are not those any more.
         """
         with self._transaction() as entry:
+            if self.runs_with_units() != list(runs):
+                return False
             for run, (before, after) in digests.items():
                 planned = self.units(run)
                 if planned is None or planned.digest != before:

@@ -75,7 +75,7 @@ def _total(measure: Measure, model: nn.Module, member: Member) -> Tensor:
                 statistics = rows(channels_last(batch), targets)[0]
             else:
                 statistics = rows_of(rows, (batch, targets))
-            counted = torch.where(live[:, None], statistics.double(), measure.blank)
+            counted = torch.where(live[:, None], statistics.double(), measure.blank(task))
             total += exact_sum(counted, len(targets), numbers)
     return total
 
