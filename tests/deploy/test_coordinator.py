@@ -630,9 +630,9 @@ def test_a_seeded_rehearsal_is_stamped(tmp_path: Path) -> None:
         tmp_path, study_values(run={"noise": "seeded", "seed": 1}), policy={"allow_seeded": True}
     )
     summary = federation.play()
-    assert summary["stamps"][0].startswith("NOT PRIVATE: SEEDED")
+    assert summary["flags"][0]["text"].startswith("NOT PRIVATE: SEEDED")
     plain = Federation.of(tmp_path / "plain", study_values())
-    assert plain.play()["stamps"] == []
+    assert plain.play()["flags"] == []
 
 
 def test_claims_are_declarations_and_change_nobody_s_bill(tmp_path: Path) -> None:

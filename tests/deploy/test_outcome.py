@@ -150,7 +150,7 @@ def test_a_site_tries_a_model_on_its_own_test_records(
     found = json.loads(out)
     assert code == 0
     assert (found["accuracy"], found["test_records"]) == (1.0, 8)
-    assert 0.5 <= found["commonest_class"] < 1.0
+    assert 0.5 <= found["constant"] < 1.0
     weights["1.weight"][1, 0] = -1.0
     assert site.answer(_ended(desk, save(weights))).accepted
     code, out, err = _evaluate(capsys, str(site.folder))

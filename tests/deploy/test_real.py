@@ -86,7 +86,7 @@ def test_an_example_runs_over_tls_from_the_first_command_to_the_page_for_the_boa
     assert summary["rounds"] == {"planned": 1, "done": 1, "ended_early": None}
     assert summary["sites"] == ["cleveland", "hungarian", "va"]
     assert summary["missed"] == summary["refusals"] == {}
-    assert summary["stamps"] == []
+    assert summary["flags"] == []
     assert summary["undelivered"] == {}
     assert done.stdout.count("the same prediction for every record") == 3
     assert load_file(folder / "server" / "model.safetensors")

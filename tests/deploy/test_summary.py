@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from dpfl.runs.site_file import SiteFile
 from tests.deploy.federation import RECORD, Federation, study_values
 
 SEEDED = {"noise": "seeded", "seed": 1}
-OLD_STAMP = "NOT PRIVATE: SEEDED (a rehearsal: anyone who knows the seed can subtract the noise)"
 
 
 def played(tmp_path: Path) -> Federation:
@@ -35,17 +33,6 @@ def test_a_summary_comes_back_as_it_was(tmp_path: Path) -> None:
     assert DeploymentSummary.from_dict(summary.to_dict()) == summary
     status = StudyStatus.of(made.server)
     assert (status.summary, status.took_part("a"), status.missed("a")) == (summary, 1, [])
-
-
-def test_a_summary_of_version_0_1_is_read(tmp_path: Path) -> None:
-    made = played(tmp_path)
-    told = made.summary()
-    del told["flags"]
-    told["stamps"] = [OLD_STAMP]
-    (made.server / "summary.json").write_text(json.dumps(told))
-    summary = DeploymentSummary.load(RunFolder(made.server))
-    assert summary is not None
-    assert [raised.flag for raised in summary.flags] == [Flag.SEEDED]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"run": 1}'])

@@ -260,8 +260,7 @@ def test_other_records_end_the_study_with_the_one_sentence(tmp_path: Path, chang
         records.write_text("\n".join([*rows[:-1], rows[1]]) + "\n")
     for message in (server.train(0), server.terms()):
         answer = Site(site.folder).answer(message)
-        assert not Reply.of(answer).more
-        assert not answer.accepted or message.header["kind"] == "terms"
+        assert Reply.of(answer).more is answer.accepted is (message.header["kind"] == "terms")
     assert Site(site.folder).answer(server.train(1)).reason == STOPPED
     assert charged(site) == set()
     claims = Site(site.folder).answer(server.hello()).header["claims"]

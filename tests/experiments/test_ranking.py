@@ -18,7 +18,7 @@ from dpfl.experiments.ranking import Standing, grouped, holm, paired_p_value, re
 from dpfl.experiments.ranking import standings as ranked
 from dpfl.experiments.results import CellResult
 
-HYPOTHETICAL = "HYPOTHETICAL: every client was granted the largest budget, whatever it asked for"
+HYPOTHETICAL = "hypothetical"
 
 accuracies = st.integers(0, 1000).map(lambda thousandths: thousandths / 1000)
 
@@ -29,11 +29,11 @@ def cell(
     unit: str = "record",
     adjacency: str = "zero_out",
     observer: str = "server",
-    stamps: tuple[str, ...] = (),
+    flags: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     epsilon = {"unit": unit, "adjacency": adjacency, "observer": observer}
     runs = [
-        {"seed": n, "accuracy": a, "epsilon": epsilon, "stamps": list(stamps)}
+        {"seed": n, "accuracy": a, "epsilon": epsilon, "flags": [{"flag": flag} for flag in flags]}
         for n, a in enumerate(by_seed)
     ]
     return {"label": label, "runs": runs}
@@ -152,7 +152,7 @@ def test_methods_that_promise_something_else_are_not_compared(other: dict[str, s
 def test_references_never_win_and_change_nothing(values: list[tuple[float, float]]) -> None:
     mine = [cell("a", *values[0]), cell("b", *values[1])]
     fedavg = cell("fedavg", *values[2], observer="nobody")
-    maximum = cell("maximum", *values[3], stamps=(HYPOTHETICAL,))
+    maximum = cell("maximum", *values[3], flags=(HYPOTHETICAL,))
     found = by_label(fedavg, *mine, maximum)
     for name in ("fedavg", "maximum"):
         assert found[name].reference
@@ -171,7 +171,7 @@ def test_there_is_one_table_a_unit_and_plain_averaging_stands_in_every_one() -> 
         [
             cell("fedavg", 0.9, unit="client", observer="nobody"),
             cell("weiavg", 0.5),
-            cell("maximum", 0.8, stamps=(HYPOTHETICAL,)),
+            cell("maximum", 0.8, flags=(HYPOTHETICAL,)),
             cell("dp_fed", 0.4, unit="client", observer="world"),
         ]
     )
@@ -186,7 +186,7 @@ def test_no_method_falls_out_of_the_tables(beside: str | None) -> None:
         "fedavg": [cell("fedavg", 0.9, unit="client", observer="nobody")],
         None: [],
     }[beside]
-    lines = standings([cell("maximum", 0.8, stamps=(HYPOTHETICAL,)), *others])
+    lines = standings([cell("maximum", 0.8, flags=(HYPOTHETICAL,)), *others])
     shown = {one.label for own in grouped(lines).values() for one in own}
     assert shown == {one.label for one in lines}
 

@@ -96,7 +96,9 @@ def test_an_answer_from_units_that_were_withdrawn_meanwhile_is_not_charged(
     planned = ledger.units("run")
     assert planned is not None and planned.blanks == {mark}
     ledger.register("next", seeded=False, title="t")
-    assert ledger.agree("next", "terms", UNITS)
+    with pytest.raises(UnitsWithdrawn):  # what it would plan for was read before
+        ledger.agree("next", "terms", UNITS)
+    assert ledger.agree("next", "terms", UNITS, withdrawn=1)
     later = ledger.units("next")
     assert later is not None and not later.blanks
     ledger.close()

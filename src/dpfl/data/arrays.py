@@ -48,7 +48,7 @@ def client_parts(
     torch_remedy = f"{remedy}; torch datasets go to Federation.from_torch"
     if isinstance(arrays, Units):
         features, labels = _pair(where, arrays.features, arrays.targets, task, tokens)
-        return split_off(client, features, labels, arrays, key, stratified=stratified)
+        return split_off(client, _marked(features, labels, arrays), key, stratified=stratified)
     check_data(isinstance(arrays, tuple | list), where, problem, torch_remedy)
     check_data(len(arrays) in (2, 4), where, f"has {len(arrays)} arrays", remedy)
     features, labels = _pair(where, arrays[0], arrays[1], task, tokens)
@@ -60,7 +60,13 @@ def client_parts(
         test = Records(*_pair(where, arrays[2], arrays[3], task, tokens))
         return Records(features, labels), test
     units = record_units(features.numpy(), dense(where, arrays[1]), key)  # before the task's labels
-    return split_off(client, features, labels, units, key, stratified=stratified)
+    return split_off(client, _marked(features, labels, units), key, stratified=stratified)
+
+
+def _marked(features: Tensor, labels: Tensor, units: Units) -> Records:
+    """Records as they are trained on, with the marks of their units and what is no blank."""
+    live = None if not units.blank.any() else torch.from_numpy(~units.blank)
+    return Records(features, labels, live, tuple(units.marks))
 
 
 def _pair(
@@ -103,31 +109,21 @@ def _copied(values: np.ndarray, kind: type) -> Tensor:
     return torch.from_numpy(np.array(values, dtype=kind))
 
 
-def split_off(
-    client: str,
-    features: Tensor,
-    labels: Tensor,
-    units: Units,
-    key: UnitKey,
-    *,
-    stratified: bool = False,
-) -> Parts:
-    """Set a fifth of a client's units aside for testing, by their hashes under a key.
+def split_off(client: str, records: Records, key: UnitKey, *, stratified: bool = False) -> Parts:
+    """Set a fifth of a client's units aside for testing, by the hashes of their marks under a key.
 
-    ``features`` and ``labels`` are those of ``units``, as they are trained on. Both parts are in
-    the order of the hashes. A client needs two units at least. With ``stratified`` the test units
-    have the mix of classes that all units have. Their number is the same, but which units are
-    trained on then depends on labels: see :attr:`dpfl.Federation.stratified`.
+    Both parts are in the order of the hashes. A client needs two units at least. With
+    ``stratified`` the test units have the mix of classes that all units have. Their number is the
+    same, but which units are trained on then depends on labels: see
+    :attr:`dpfl.Federation.stratified`.
     """
-    problem = f"has {len(labels)} record(s), too few for a train and a test part"
+    problem = f"has {len(records)} record(s), too few for a train and a test part"
     remedy = "leave it out, or give both parts"
-    check_data(len(labels) >= 2, f"client '{client}'", problem, remedy)
-    order = torch.tensor(key.order(units.marks))
-    cut = units_to_test(len(labels))
-    order = _by_class(labels, order, cut) if stratified else order
-    live = None if not units.blank.any() else torch.from_numpy(~units.blank)
-    whole = Records(features, labels, live, tuple(units.marks))
-    return whole.taken(order[cut:]), whole.taken(order[:cut])
+    check_data(len(records) >= 2, f"client '{client}'", problem, remedy)
+    order = torch.tensor(key.order(records.marks or ()))
+    cut = units_to_test(len(records))
+    order = _by_class(records.labels, order, cut) if stratified else order
+    return records.taken(order[cut:]), records.taken(order[:cut])
 
 
 def _by_class(labels: Tensor, order: Tensor, cut: int) -> Tensor:

@@ -24,10 +24,10 @@ from dpfl.data.arrays import ENCODE, client_parts, split_end, split_off, with_cl
 from dpfl.data.building import Sources
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.data.partition import Partition
-from dpfl.data.records import Dataset, Shard, check_data, lay_out
+from dpfl.data.records import Dataset, Records, Shard, check_data, lay_out
 from dpfl.data.schema import Schema
 from dpfl.data.sources import client_names, is_mapped, renamed
-from dpfl.data.units import SPLIT_VERSION, UnitKey, Units, record_units
+from dpfl.data.units import SPLIT_VERSION, UnitKey, Units, marks_of
 from dpfl.tasks import Classification, Task, make_task
 
 
@@ -150,12 +150,12 @@ class Federation(Sources):
             for client in self.ids:
                 shard = self.shards[client]
                 key = UnitKey.of(seed.child("validation", client))
-                units = record_units(shard.features.numpy(), shard.labels.numpy(), key)
-                if shard.train.marks is not None:
-                    units = replace(units, marks=shard.train.marks[slice(*shard.span)])
-                if shard.live is not None:
-                    units = replace(units, blank=~shard.live.numpy())
-                parts[client] = split_off(client, shard.features, shard.labels, units, key)
+                if shard.train.marks is None:
+                    marks = marks_of(shard.features, shard.labels, key)
+                else:
+                    marks = shard.train.marks[slice(*shard.span)]
+                records = Records(shard.features, shard.labels, shard.live, marks)
+                parts[client] = split_off(client, records, key)
             return replace(self, shards=lay_out(parts))
         shards = {}
         for client, shard in self.shards.items():

@@ -18,7 +18,7 @@ from dpfl.core.errors import DataError, unknown_name
 from dpfl.core.random import PublicSeed
 from dpfl.data.arrays import split_off
 from dpfl.data.records import Dataset, Parts, Records, Shard, check_data, lay_out
-from dpfl.data.units import UnitKey, record_units
+from dpfl.data.units import UnitKey, marks_of
 
 Indices = list[np.ndarray]
 Rng = np.random.Generator
@@ -261,8 +261,7 @@ def _natural(
 def _set_aside(name: str, features: Tensor, labels: Tensor, seed: PublicSeed) -> Parts:
     """Set a fifth of the records aside, by their hashes under a public seed."""
     key = UnitKey.of(seed)
-    units = record_units(features.numpy(), labels.numpy(), key)
-    return split_off(name, features, labels, units, key)
+    return split_off(name, Records(features, labels, None, marks_of(features, labels, key)), key)
 
 
 def _train_and_test(dataset: Dataset, seed: PublicSeed) -> Parts:

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from torch import Tensor
 
 from dpfl.core.seeds import PublicSeed
 from dpfl.data.schema import Prepared
@@ -168,6 +169,11 @@ def record_units(features: np.ndarray, targets: np.ndarray, key: UnitKey) -> Uni
         blank=np.zeros(len(records), dtype=bool),
         empty=np.zeros(targets.shape[1:], dtype=targets.dtype),
     )
+
+
+def marks_of(features: Tensor, targets: Tensor, key: UnitKey) -> tuple[bytes, ...]:
+    """Mark records that are no file's: by their numbers."""
+    return tuple(key.marks(row_bytes(features.numpy(), targets.numpy().astype(np.float64))))
 
 
 def table_units(made: Prepared, key: UnitKey, most: int) -> Units:

@@ -108,8 +108,6 @@ class TriedModel:
     def to_dict(self) -> Plain:
         """Return plain values."""
         told = {name: value for name, value in vars(self).items() if name != "scores"}
-        if self.scores.metric == "accuracy":  # its name in earlier versions
-            told["commonest_class"] = self.constant
         return {**told, **self.scores.to_dict()}
 
 

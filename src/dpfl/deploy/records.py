@@ -9,7 +9,7 @@ from typing import Self
 from torch import nn
 
 from dpfl.core.checks import check
-from dpfl.core.errors import DataError, FolderError
+from dpfl.core.errors import ConfigurationError, DataError, FolderError
 from dpfl.core.files import is_there, write_safely
 from dpfl.core.promise import SUMMED
 from dpfl.core.types import Plain, Unit
@@ -315,8 +315,9 @@ class LoadedSite(SiteFolder):
             remedy = "use the study's schema: dpfl site init --schema"
             check(own is not None, where, "has no schema, and the study states one", remedy)
             assert own is not None
-            other = stated.difference(own)
-            check(other is None, where, f"its schema is not the study's ({other})", remedy)
+            if (other := stated.difference(own)) is not None:  # the server is not told its columns
+                self.log(f"its schema is not the study's ({other})")
+                raise ConfigurationError(where, "its schema is not the study's", remedy)
         if own is not None:
             study.strategy().protecting(own.unit, single=own.single)
 

@@ -137,8 +137,8 @@ class Site(BoundSite):
         """
         run, token = request.run, self.token(request.run)
         agreed = ledger.agreed(run)
-        if request.binding and agreed == request.digest() and self._changed(ledger, request):
-            return acceptance(self.id, more=False, token=token)
+        if agreed == request.digest() and self._changed(ledger, request):
+            return acceptance(self.id, more=True, token=token)  # it stops where all others do
         commitment = self.commitment(request)
         if request.study.secure_sum:
             check_identities(self.file, self.identity_key, request.identities)
@@ -148,7 +148,8 @@ class Site(BoundSite):
             return acceptance(self.id, more=True, token=token)
         study = request.study
         ledger.register(run, seeded=study.seeded, title=study.title)
-        same = ledger.agree(run, request.digest(), self.planned_units())
+        units, withdrawn = self.planned_units(), len(self._withdrawn()[0])
+        same = ledger.agree(run, request.digest(), units, withdrawn)
         check(same, "terms", "are not those agreed on before", "begin another run", PeerError)
         commitment.make(ledger, run)
         if agreed is None:

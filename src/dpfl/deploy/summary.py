@@ -71,7 +71,7 @@ class DeploymentSummary:
     version: str = __version__
 
     def to_dict(self) -> Plain:
-        """Return plain values, with the keys of version 0.1 and ``flags``."""
+        """Return plain values."""
         return {
             "format": FORMAT,
             "dpfl": self.version,
@@ -80,7 +80,6 @@ class DeploymentSummary:
             **{name: dict(getattr(self, name)) for name in _TABLES},
             **self.promise.to_dict(),
             "flags": [raised.to_dict() for raised in self.flags],
-            "stamps": [str(raised) for raised in self.flags],
             "rounds": dict(vars(self.rounds)),
             "world_statements": [line.to_dict() for line in self.world_statements],
             **({"measured": list(self.measured)} if self.measured else {}),
@@ -88,17 +87,17 @@ class DeploymentSummary:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DeploymentSummary:
-        """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
+        """Read back what :meth:`to_dict` wrote."""
         plain: Plain = {name: values[name] for name in (*_PLAIN, *_TABLES)}
         plain |= {name: tuple(values[name]) for name in _LISTS}
         return cls(
             **plain,
             promise=promise_in(values),
-            flags=tuple(map(RaisedFlag.from_dict, values.get("flags", values["stamps"]))),
+            flags=tuple(map(RaisedFlag.from_dict, values["flags"])),
             rounds=RoundCount(**values["rounds"]),
             world_statements=tuple(map(Statement.from_dict, values["world_statements"])),
             measured=tuple(values.get("measured", ())),
-            version=str(values.get("dpfl", "0.1")),
+            version=str(values["dpfl"]),
         )
 
     def save(self, folder: RunFolder) -> None:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 
 from torch import nn
 
@@ -35,16 +34,8 @@ RULES: dict[type[nn.Module], Rule] = {
 
 
 def rule_of(layer: nn.Module) -> Rule | None:
-    """The rule of a layer that is called with one input, or None.
-
-    Layers of Hugging Face's transformers, which is not imported here, are known by their names.
-    """
-    kind = type(layer)
-    if kind in RULES or not kind.__module__.startswith("transformers."):
-        return RULES.get(kind)
-    if kind.__name__ == "Conv1D":
-        return partial(rules.linear, transposed=True)
-    return norms.hugging_face_rms_norm if hasattr(layer, "variance_epsilon") else None
+    """The rule of a layer that is called with one input, or None."""
+    return RULES.get(type(layer))
 
 
 def learned(layer: nn.Module) -> dict[str, nn.Parameter]:

@@ -201,23 +201,20 @@ def sum_of_products(of_inputs: Tensor, of_slopes: Tensor) -> Tensor:
     return (norms + _ROUNDING * terms).square()
 
 
-def linear(layer: nn.Module, a: Tensor, d: Tensor, *, transposed: bool = False) -> LayerGradient:
-    """A dense layer on the last axis; the axes between are positions.
-
-    Its weight is (out, in), or ``transposed`` as in Hugging Face's GPT-2.
-    """
+def linear(layer: nn.Module, a: Tensor, d: Tensor) -> LayerGradient:
+    """A dense layer on the last axis; the axes between are positions."""
     d, bias = d.reshape(len(a), -1, d.shape[-1]), learns(getattr(layer, "bias", None))
-    weight = dense_weight(a, d, transposed=transposed) if learns(layer.weight) else None
+    weight = dense_weight(a, d) if learns(layer.weight) else None
     return LayerGradient.of(weight=weight, bias=rows(d.sum(dim=1)) if bias else None)
 
 
-def dense_weight(a: Tensor, d: Tensor, *, transposed: bool = False) -> Piece:
+def dense_weight(a: Tensor, d: Tensor) -> Piece:
     """The gradient of a dense layer's weight."""
     of_inputs = squared(a)
     squares, weighted = products(a.reshape(len(a), -1, a.shape[-1]), d, of_inputs)
     # A record whose input is too large is taken out.
     squares = squares.masked_fill(~(of_inputs <= LARGEST_INPUT**2), math.inf)
-    return squares, (lambda factor: weighted(factor).T) if transposed else weighted
+    return squares, weighted
 
 
 def without_padding(layer: nn.Embedding, tokens: Tensor, d: Tensor) -> Tensor:

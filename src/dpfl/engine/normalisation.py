@@ -47,13 +47,6 @@ def rms_norm(layer: nn.RMSNorm, a: Tensor, d: Tensor) -> LayerGradient:
     return _per_entry(layer, F.rms_norm(a, list(layer.normalized_shape), eps=layer.eps), d)
 
 
-def hugging_face_rms_norm(layer: nn.Module, a: Tensor, d: Tensor) -> LayerGradient:
-    """The same of Hugging Face's models, which each have a class of their own for it."""
-    shape, eps = layer.get_parameter("weight").shape, layer.variance_epsilon
-    assert isinstance(eps, float)
-    return _per_entry(layer, F.rms_norm(a, list(shape), eps=eps), d)
-
-
 def _per_entry(layer: nn.Module, normalised: Tensor, d: Tensor) -> LayerGradient:
     shape = (len(d), -1, layer.get_parameter("weight").numel())
     bias = getattr(layer, "bias", None)

@@ -118,7 +118,7 @@ class RunScore:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunScore:
         """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
-        left, flags = values.get("clients_left", 0), values.get("flags", values.get("stamps", ()))
+        left = values.get("clients_left", 0)
         against = {
             Observer(observer): EpsilonSpread.from_dict({"accountant": (), **told})
             for observer, told in values.get("epsilon_by_observer", {}).items()
@@ -126,7 +126,7 @@ class RunScore:
         read: Plain = {
             "value": values[values.get("metric", "accuracy")],
             "promise": promise_in(values["epsilon"]),
-            "flags": tuple(map(RaisedFlag.from_dict, flags)),
+            "flags": tuple(map(RaisedFlag.from_dict, values.get("flags", ()))),
             "clients_left": left if isinstance(left, int) else len(left),
             "rounds": RoundCount(**values["rounds"]) if values.get("rounds") else None,
             "epsilon": EpsilonSpread.from_dict({"accountant": (), **values["epsilon"]}),

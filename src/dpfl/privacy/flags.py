@@ -8,9 +8,10 @@ part, and stay with the operator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class Flag(StrEnum):
@@ -100,15 +101,9 @@ class RaisedFlag:
         return {"flag": self.flag.value, "detail": self.detail, "text": str(self)}
 
     @classmethod
-    def from_dict(cls, values: object) -> RaisedFlag:
-        """Read back; version 0.1 wrote one sentence, which began with the flag's first words."""
-        if isinstance(values, dict):
-            return cls(Flag(values["flag"]), str(values.get("detail", "")))
-        text = str(values)
-        start = text.partition(":")[0] if not text.startswith("NOT") else text[:20]
-        known = next((flag for flag in Flag if flag.about.startswith(start)), Flag.UNACCOUNTED)
-        plain = known.public or text == known.about
-        return cls(known, "" if plain else text.partition(": ")[2])
+    def from_dict(cls, values: Mapping[str, Any]) -> RaisedFlag:
+        """Read back what :meth:`to_dict` wrote."""
+        return cls(Flag(values["flag"]), str(values.get("detail", "")))
 
 
 def flags_in(title: str) -> tuple[Flag, ...]:

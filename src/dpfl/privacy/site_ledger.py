@@ -75,13 +75,16 @@ class SiteLedger(Ledger):
             ledger._connection.execute(salt, (secrets.token_bytes(32),))
         return ledger
 
-    def agree(self, run: str, digest: str, units: PlannedUnits) -> bool:
+    def agree(self, run: str, digest: str, units: PlannedUnits, withdrawn: int = 0) -> bool:
         """Write down what was agreed on for a run, once, and the units that it is planned for.
 
-        False if it was something else.
+        So many units were ``withdrawn`` when those were read: with more, :class:`UnitsWithdrawn` is
+        raised. False if something else was agreed on.
         """
         with self._transaction() as entry:
             if self.agreed(run) is None:
+                if len(self.withdrawals()) != withdrawn:
+                    raise UnitsWithdrawn
                 entry.connection.execute("INSERT INTO agreed VALUES (?, ?)", (run, digest))
                 row = (run, *units[:3], self.head().number)
                 entry.connection.execute("INSERT INTO units VALUES (?, ?, ?, ?, ?)", row)
@@ -133,6 +136,7 @@ class SiteLedger(Ledger):
             entry.insert("withdrawn", [(mark.hex(), time.time())])
             entry.connection.execute("INSERT INTO untraced VALUES (?)", (mark.hex(),))
             entry.connection.execute("UPDATE outbox SET private = ?", (b"",))
+        self._rows("PRAGMA wal_checkpoint(TRUNCATE)")  # so that no file holds private parts
         return True
 
     def untraced(self) -> bool:
