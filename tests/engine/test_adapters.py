@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.data.inputs import Tokens
-from dpfl.engine import ghost_clipping, slow_layers
+from dpfl.engine import ghost_clipping
 from dpfl.engine.base import Batch
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.models import check_model
@@ -81,7 +81,6 @@ def agrees(model: nn.Module) -> None:
     layout = Layout.of_module(model)
     check_model(model, (LENGTH,), CLASSES, Tokens(VOCABULARY))
     vector = layout.read(model)
-    assert slow_layers(model) == {}
     assert at_once(model, (LENGTH,), Tokens(VOCABULARY)) > 0
     model.eval()
     for seed, clip in enumerate((1e-3, 100.0)):
