@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.data.inputs import Tokens
-from dpfl.engine import ghost_clipping
+from dpfl.engine import ghost_clipping, slow_layers
 from dpfl.engine.base import Batch
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.models import check_model
@@ -77,17 +77,20 @@ def test_a_model_that_looks_for_padding_among_the_tokens_is_refused() -> None:
 
 
 def agrees(model: nn.Module) -> None:
-    """All three ways give one sum."""
+    """All ways give one sum; ghost clipping is one where every layer has a rule."""
     layout = Layout.of_module(model)
     check_model(model, (LENGTH,), CLASSES, Tokens(VOCABULARY))
     vector = layout.read(model)
-    assert at_once(model, (LENGTH,), Tokens(VOCABULARY)) > 0
+    ways = [OneByOne().clipped_sum]
+    if not slow_layers(model):
+        assert at_once(model, (LENGTH,), Tokens(VOCABULARY)) > 0
+        ways.append(ghost_clipping.clipped_sum)
     model.eval()
     for seed, clip in enumerate((1e-3, 100.0)):
         batch = Batch(texts(4, seed), torch.arange(4) % CLASSES)
-        fast = ghost_clipping.clipped_sum(model, layout, vector, batch, clip)
-        for engine in (OneByOne(), OneByOne(one_at_a_time=True)):
-            exact = engine.clipped_sum(model, layout, vector, batch, clip)
+        exact = OneByOne(one_at_a_time=True).clipped_sum(model, layout, vector, batch, clip)
+        for way in ways:
+            fast = way(model, layout, vector, batch, clip)
             assert float((fast - exact).norm()) <= 5e-5 * float(exact.norm())
 
 
