@@ -28,7 +28,7 @@ from dpfl.deploy.requests import TRAIN
 from dpfl.deploy.site import Site
 from dpfl.deploy.summary import DeploymentSummary, StudyStatus
 from dpfl.privacy.ledger import Ledger
-from dpfl.privacy.site_ledger import SiteLedger
+from dpfl.privacy.site_ledger import PlannedUnits, SiteLedger
 from dpfl.rounds.codec import decode_download, decode_upload, encode_download, encode_upload
 from dpfl.rounds.measure import answer_noise
 from dpfl.runs.deployment import StudyFile
@@ -402,7 +402,7 @@ def test_a_site_masks_a_measurement_in_one_session_only(tmp_path: Path) -> None:
 def test_a_site_without_test_records_is_not_asked_and_refuses_if_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Site.member
+    real, planned = Site.member, Site.planned_units
 
     def member(self: Site, *rest: Any) -> Any:
         found = real(self, *rest)
@@ -410,7 +410,11 @@ def test_a_site_without_test_records_is_not_asked_and_refuses_if_it_is(
             return found
         return replace(found, shard=replace(found.shard, test_span=(0, 0)))
 
+    def planned_units(self: Site) -> PlannedUnits:
+        return planned(self)._replace(tested=0) if self.id == "c" else planned(self)
+
     monkeypatch.setattr(Site, "member", member)
+    monkeypatch.setattr(Site, "planned_units", planned_units)
     made = Federation.of(tmp_path, values_of(2))
     summary = made.play()
     assert made.lines()[-1]["cohort"] == ["a", "b"]
