@@ -372,3 +372,13 @@ def test_a_full_disk_is_reported_and_what_was_charged_survives(
             run_experiment(experiment, tmp_path / "run")
     run_experiment(experiment, tmp_path / "run", resume=True)
     assert _traces(tmp_path / "run") == expected
+
+
+def test_a_run_that_began_under_another_split_is_refused_in_a_sentence_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("dpfl.runs.checkpoint.SPLIT_VERSION", "1")
+        experiment, folder = _interrupted(tmp_path, monkeypatch)
+    with pytest.raises(CheckpointError, match="another rule for which records are tested on"):
+        run_experiment(experiment, folder, resume=True)
