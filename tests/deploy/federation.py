@@ -4,6 +4,7 @@ an honest server.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from dpfl.core.version import __version__
 from dpfl.deploy.coordinator import Coordinator
 from dpfl.deploy.in_process_grid import InProcessGrid
 from dpfl.deploy.messages import Message, terms_to_dict
+from dpfl.deploy.records import UNITS_KEY
 from dpfl.deploy.requests import HELLO, TERMS, TRAIN
 from dpfl.deploy.site import Site
 from dpfl.deploy.transport import Transport, from_record, to_record
@@ -86,6 +88,8 @@ def make_site(
 ) -> Site:
     write_csv(folder / "records.csv", seed=sum(map(ord, name)))
     write_site_file(folder, name, budget, policy)
+    # Which records are tested on follows from the site's secret, and with it every score.
+    (folder / UNITS_KEY).write_text(hashlib.sha256(name.encode()).hexdigest())
     site = Site(folder)
     site.prepare()
     return site
