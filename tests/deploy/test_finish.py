@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from dpfl.deploy import finish as module
 from dpfl.deploy.finish import FINISH_PAGE, HEAD, finish_delivered, finish_of
 from dpfl.deploy.messages import Message
 from dpfl.deploy.outcome import outcomes
+from dpfl.deploy.records import LoadedSite
 from dpfl.deploy.requests import END
 from dpfl.deploy.site import Site
 from dpfl.deploy.site_folder import FINISH, LOG, SENT
+from dpfl.deploy.withdrawal import plan_withdrawal, withdraw
 from dpfl.deploy.worker import Worker
+from dpfl.privacy.site_ledger import SiteLedger
 from tests.deploy.federation import (
     SIGNER,
     Desk,
@@ -64,7 +68,7 @@ def _delivered(site: Site, weight: float = 1.0) -> None:
 def test_a_site_keeps_what_it_gets_and_its_own_head_in_its_own_folder(site: Site) -> None:
     _delivered(site)
     assert not FILES & set(_kept(site))  # the answer does not wait for it
-    finish_delivered(site.folder)
+    finish_delivered(LoadedSite(site.folder))
     kept = _kept(site)
     assert set(kept) >= FILES
     found = json.loads(kept[FINISH])
@@ -114,17 +118,17 @@ def test_it_is_made_once_and_again_for_another_model_or_other_records(
     monkeypatch.setattr(module, "personal_finish", counted)
     _delivered(site)
     for _ in range(3):
-        finish_delivered(site.folder)
+        finish_delivered(LoadedSite(site.folder))
     assert made == [1.0]
     _delivered(site, weight=-1.0)
-    finish_delivered(site.folder)
+    finish_delivered(LoadedSite(site.folder))
     assert made == [1.0, 0.0]
     write_csv(site.folder / "records.csv", seed=4, records=300)
-    finish_delivered(site.folder)
+    finish_delivered(LoadedSite(site.folder))
     assert len(made) == 3
     (outcome,) = outcomes(site.folder)
     outcome.model.with_name(FINISH).write_text("{")
-    finish_delivered(site.folder)
+    finish_delivered(LoadedSite(site.folder))
     assert len(made) == 4
     assert json.loads(_kept(site)[FINISH])["tested"] == 60
 
@@ -136,7 +140,7 @@ def test_nothing_of_it_is_in_any_message_or_at_the_server(tmp_path: Path) -> Non
     federation.play()
     sent = {name: (site.folder / SENT).read_bytes() for name, site in federation.sites.items()}
     for name, site in federation.sites.items():
-        finish_delivered(site.folder)
+        finish_delivered(LoadedSite(site.folder))
         assert (site.folder / SENT).read_bytes() == sent[name]
     names = dict(enumerate(federation.sites, start=1))
     again = [  # whoever asks again learns nothing new
@@ -174,8 +178,8 @@ def test_what_goes_wrong_is_logged_and_the_model_is_there(
 
     monkeypatch.setattr(module, "personal_finish", broken)
     _delivered(site)
-    finish_delivered(site.folder)
-    assert "personal finish: MemoryError: no room" in (site.folder / LOG).read_text()
+    finish_delivered(LoadedSite(site.folder))
+    assert "MemoryError: no room" in (site.folder / LOG).read_text()
     assert "model.safetensors" in _kept(site)
     assert not FILES & set(_kept(site))
 
@@ -202,7 +206,7 @@ def test_a_model_that_was_not_delivered_or_another_metric_leaves_no_file(
     _delivered(site)
     (outcome,) = outcomes(site.folder)
     before = set(_kept(site))
-    by_loss = finish_of(outcome, site.id, site.federation(), "loss")
+    by_loss = finish_of(outcome, site, "loss")
     assert by_loss is not None
     assert by_loss.metric == "loss"
     brought = tmp_path / "models" / "x" / "model.safetensors"
@@ -222,10 +226,71 @@ def test_the_local_model_does_without_a_released_mean(
     federation.play()
     site = federation.sites["a"]
     (outcome,) = outcomes(site.folder)
-    first = finish_of(outcome, site.id, site.federation())
+    first = finish_of(outcome, site)
     tensors = load_file(outcome.model)
     outcome.model.write_bytes(save({**tensors, "0.mean": tensors["0.mean"] + 10}))
-    second = finish_of(outcome, site.id, site.federation())
+    second = finish_of(outcome, site)
     assert first is not None
     assert second is not None
     assert first.local == second.local
+
+
+# -- a unit leaves -----------------------------------------------------------------------------------
+
+
+def _leave(site: Site, line: int) -> None:
+    fresh = LoadedSite(site.folder)
+    withdraw(fresh, plan_withdrawal(fresh, None, line))
+
+
+@pytest.mark.parametrize("at", ["personal_finish", "traces_removed"])
+def test_whoever_leaves_while_another_leaves_is_in_no_finish(
+    site: Site, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    _delivered(site)
+    finish_delivered(LoadedSite(site.folder))
+    owner: Any = module if at == "personal_finish" else SiteLedger
+    real, second = getattr(owner, at), [6]
+
+    def also(*rest: Any, **more: Any) -> Any:
+        if second:
+            _leave(site, second.pop())
+        return real(*rest, **more)
+
+    def then(*rest: Any, **more: Any) -> Any:  # the other one commits after the work on its records
+        found = real(*rest, **more)
+        if second:
+            _leave(site, second.pop())
+        return found
+
+    monkeypatch.setattr(owner, at, then if at == "personal_finish" else also)
+    _leave(site, 5)
+    assert not second
+    left = {name: content for name, content in _kept(site).items() if name in FILES}
+    assert set(left) == FILES
+    for name in FILES:
+        (outcome,) = outcomes(site.folder)
+        outcome.model.with_name(name).unlink()
+    finish_delivered(LoadedSite(site.folder))
+    assert {name: _kept(site)[name] for name in (HEAD, FINISH)} == {
+        name: left[name] for name in (HEAD, FINISH)
+    }
+
+
+def test_units_leave_although_the_records_fit_no_model_any_more(site: Site) -> None:
+    _delivered(site)
+    finish_delivered(LoadedSite(site.folder))
+    (outcome,) = outcomes(site.folder)
+    draft = outcome.model.with_name(f"{HEAD}.new")  # of a process that was killed over it
+    draft.write_bytes(b"a head")
+    records = site.folder / "records.csv"
+    rows = records.read_text().splitlines()
+    records.write_text("\n".join(["new," + rows[0], *("0.5," + row for row in rows[1:])]) + "\n")
+    for line in ("5", "6"):
+        assert run_command(["site", "withdraw", str(site.folder), "--line", line, "--yes"]) == 0
+    with closing(site.ledger()) as ledger:
+        assert len(ledger.withdrawals()) == 2
+        assert not ledger.untraced()
+    assert not FILES & set(_kept(site))
+    assert not draft.exists()
+    assert "personal finish of" in (site.folder / LOG).read_text()

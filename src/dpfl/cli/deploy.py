@@ -44,6 +44,6 @@ def run(folder: Path = o.arg("A folder that dpfl deploy example wrote.")) -> Non
         site = LoadedSite(home)
         show_spent(site.spent(), site.summed())
         for outcome in outcomes(home)[-1:]:
-            finish = finish_of(outcome, site.id, site.federation())
+            finish = finish_of(outcome, site)
             show_tried(outcome.tried(site.id, site.federation()), finish)
     note("Scores are each site's own, on its test records: in a real study they stay there")

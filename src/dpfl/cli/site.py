@@ -175,7 +175,7 @@ def evaluate(
     site = LoadedSite(folder)
     outcome = find_outcome(folder, run, model, study)
     found = outcome.tried(site.id, site.federation(), metric)
-    finish = finish_of(outcome, site.id, site.federation(), metric)
+    finish = finish_of(outcome, site, metric)
     told = {} if finish is None else {"finish": finish.to_dict()}
     c.answer(json, {**found.to_dict(), **told}, show_tried, found, finish)
     c.note("Measured without noise on own records: sharing it is a release that no ledger counts")

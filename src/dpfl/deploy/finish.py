@@ -17,12 +17,13 @@ from pathlib import Path
 
 from safetensors import torch as safetensors
 
+from dpfl.core.errors import DpflError
 from dpfl.core.files import parsed, write_safely
 from dpfl.core.layout import Layout
 from dpfl.data.federation import Federation
 from dpfl.deploy.outcome import Outcome, outcomes
-from dpfl.deploy.records import LoadedSite, Records
-from dpfl.deploy.site_folder import FINISH, log
+from dpfl.deploy.records import LoadedSite
+from dpfl.deploy.site_folder import FINISH
 from dpfl.engine.finish_scores import FinishScores
 from dpfl.engine.personal_finish import PersonalFinish, personal_finish
 from dpfl.report.finish_page import finish_page
@@ -31,51 +32,54 @@ FINISH_PAGE, HEAD = "finish.html", "head.safetensors"
 FINISH_FILES = (FINISH, FINISH_PAGE, HEAD)
 
 
-def finish_delivered(folder: Path, records: Records | None = None) -> None:
-    """Make the personal finish of the model that was delivered last to the site in a folder.
+def finish_delivered(site: LoadedSite, last: int | None = 1) -> None:
+    """Make the personal finish of the ``last`` models that were delivered to a site, or of all.
 
-    ``records`` are those that were read before. What goes wrong is logged, and stops nothing: the
-    model is there.
+    What goes wrong is logged, and stops nothing: the models are there.
     """
     try:
-        site, made_of = LoadedSite(folder, records), None
-        while made_of is not (federation := site.federation()):  # nobody was withdrawn meanwhile
-            made_of = federation
-            for outcome in outcomes(folder)[-1:]:
-                finish_of(outcome, site.id, federation)
-            with closing(site.ledger(reading=True)) as ledger:
-                site.enter(ledger, None)
-    except Exception as error:
-        log(folder, f"personal finish: {type(error).__name__}: {error}")
+        delivered = outcomes(site.folder)
+    except DpflError as error:
+        site.log(f"personal finish: {error}")
+        return
+    for outcome in delivered[-(last or len(delivered)) :]:
+        try:
+            finish_of(outcome, site)
+        except Exception as error:
+            site.log(f"personal finish of {outcome.name}: {type(error).__name__}: {error}")
 
 
-def finish_of(
-    outcome: Outcome, site: str, federation: Federation, metric: str | None = None
-) -> FinishScores | None:
-    """Return what a model and its personal finish are worth to a ``site``; None if it has none.
+def finish_of(outcome: Outcome, site: LoadedSite, metric: str | None = None) -> FinishScores | None:
+    """Return what a model and its personal finish are worth to a site; None if it has none.
 
-    ``federation`` is the site alone, with all of its records. Of a model that was delivered the
-    finish is kept beside it, and is made again for another model or other records. That of a model
-    brought by other means, or by another ``metric`` than the study's, is not kept.
+    Of a model that was delivered the finish is kept beside it, and is made again for another model
+    or other records. That of a model brought by other means, or by another ``metric`` than the
+    study's, is not kept.
     """
-    place = outcome.model.parent
+    federation, place = site.federation(), outcome.model.parent
     if metric is not None or not outcome.delivered:
-        made = _made(outcome, site, federation, metric)
+        made = _made(outcome, site.id, federation, metric)
         return None if made is None else made.scores
     key = hashlib.sha256(outcome.model.read_bytes() + federation.fingerprint().encode()).hexdigest()
     if (known := _kept(place / FINISH, key)) is not None:
         return known
     for name in FINISH_FILES:
         (place / name).unlink(missing_ok=True)
-    made = _made(outcome, site, federation)
-    if made is not None:
-        about = {"run": outcome.name, "site": site, "key": key, "sentence": made.scores.sentence}
-        told = json.dumps({**about, **made.scores.to_dict()}, indent=2) + "\n"
-        page = finish_page(site, outcome.name, made.scores)
-        head = safetensors.save({name: x.contiguous() for name, x in made.head.items()})
-        for name, content in ((HEAD, head), (FINISH_PAGE, page.encode()), (FINISH, told.encode())):
-            write_safely(place / name, content, secret=True)
-    return None if made is None else made.scores
+    made = _made(outcome, site.id, federation)
+    if made is None:
+        return None
+    about = {"run": outcome.name, "site": site.id, "key": key, "sentence": made.scores.sentence}
+    told = json.dumps({**about, **made.scores.to_dict()}, indent=2) + "\n"
+    page = finish_page(site.id, outcome.name, made.scores)
+    head = safetensors.save({name: x.contiguous() for name, x in made.head.items()})
+    with closing(site.checked_ledger()) as ledger, ledger.nobody_leaves():
+        site.enter(ledger, None)
+        if site.federation() is federation:  # nobody was withdrawn meanwhile
+            write_safely(place / HEAD, head, secret=True)
+            write_safely(place / FINISH_PAGE, page.encode(), secret=True)
+            write_safely(place / FINISH, told.encode(), secret=True)
+            return made.scores
+    return finish_of(outcome, site)
 
 
 def _kept(path: Path, key: str) -> FinishScores | None:

@@ -40,11 +40,10 @@ PRIVATE = "private.safetensors"
 _NAMES_BYTES = 1 << 20  # for names and shapes, beside the numbers themselves
 
 
-def keep_model(folder: Path, run: str, study: Offer, payload: bytes, private: bytes) -> Path:
+def keep_model(folder: Path, run: str, study: Offer, payload: bytes) -> Path:
     """Write a model that a server has sent, once it is found to fit the study.
 
     ``run`` and ``study`` say what it is a model of, ``payload`` is the model as safetensors.
-    ``private`` is the part of the model that stayed at the site, empty where there is none.
     Returns the folder that the model is in.
     """
     model = study.build_model()
@@ -52,8 +51,6 @@ def keep_model(folder: Path, run: str, study: Offer, payload: bytes, private: by
     vector, buffers = _read(payload, study, model, "the server's model")
     own = folder / MODELS / _file_name(run)
     write_safely(own / STUDY_FILE, study.to_toml().encode())
-    if private:
-        write_safely(own / PRIVATE, private, secret=True)
     RunFolder(own).save_model(vector, layout, public_note(study.flags), buffers)
     return own
 

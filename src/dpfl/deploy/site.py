@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DataError, DpflError, PeerError, PrivacyRefusal
+from dpfl.core.files import write_safely
 from dpfl.core.version import __version__
 from dpfl.deploy.bound_site import BoundSite
 from dpfl.deploy.commitment import Commitment
@@ -297,13 +298,12 @@ class Site(BoundSite):
         same = ledger.agreed(request.run) == request.digest()
         check(same, "study", "was not agreed to by this site", remedy, PeerError)
         self.take_receipt(ledger, request.run, request.receipt, request.signer)
-        last = ledger.answered(request.run)
         ledger.close_sum(request.run)
-        private = b"" if last is None else last.private
-        folder = keep_model(self.folder, request.run, request.study, request.payload, private)
-        last = ledger.answered(request.run)
-        if last is None or last.private != private:  # a unit was withdrawn meanwhile
-            (folder / PRIVATE).unlink(missing_ok=True)
+        folder = keep_model(self.folder, request.run, request.study, request.payload)
+        with ledger.nobody_leaves():
+            last = ledger.answered(request.run)
+            if last is not None and last.private:
+                write_safely(folder / PRIVATE, last.private, secret=True)
         return acceptance(self.id)
 
 

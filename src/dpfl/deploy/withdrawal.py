@@ -22,10 +22,10 @@ from dpfl.core.errors import ConfigurationError, DataError, DpflError, LedgerErr
 from dpfl.data.cells import person_id
 from dpfl.data.tables import read_columns
 from dpfl.data.units import Units
-from dpfl.deploy.finish import FINISH_FILES, finish_of
-from dpfl.deploy.outcome import PRIVATE, outcomes
+from dpfl.deploy.finish import FINISH_FILES, finish_delivered
+from dpfl.deploy.outcome import PRIVATE
 from dpfl.deploy.records import LoadedSite
-from dpfl.deploy.site_folder import log
+from dpfl.deploy.site_folder import MODELS, log
 from dpfl.privacy.site_ledger import SiteLedger
 
 
@@ -131,18 +131,15 @@ def remove_traces(site: LoadedSite) -> None:
     place. Nothing happens where nothing is left to do, also of a command that was killed.
     """
     with closing(site.checked_ledger()) as ledger:
-        if not ledger.untraced():
+        marks = ledger.untraced()
+        if not marks:
             return
-        site.enter(ledger, None)
-        for outcome in outcomes(site.folder):
+        with ledger.nobody_leaves():  # and no file of these is half written
             for name in (PRIVATE, *FINISH_FILES):
-                outcome.model.with_name(name).unlink(missing_ok=True)
-        for outcome in outcomes(site.folder):
-            try:
-                finish_of(outcome, site.id, site.federation())
-            except DataError as error:  # too few records are left
-                site.log(f"personal finish: {error}")
-        ledger.traces_removed()
+                for path in (site.folder / MODELS).glob(f"*/{name}*"):
+                    path.unlink()
+        finish_delivered(site, None)
+        ledger.traces_removed(marks)
 
 
 def remove_traces_in(folder: Path) -> None:

@@ -113,8 +113,9 @@ class Worker:
 def main(folder: Path, pipe: Connection, parent: int) -> None:
     """Answer messages until the site's process closes the connection, or is gone."""
     end_with(parent)
-    from dpfl.deploy.records import Records
+    from dpfl.deploy.records import LoadedSite, Records
     from dpfl.deploy.site import answered
+    from dpfl.deploy.site_folder import log
     from dpfl.deploy.withdrawal import remove_traces_in
 
     records = Records()
@@ -135,7 +136,10 @@ def main(folder: Path, pipe: Connection, parent: int) -> None:
         if message.header.get("kind") == END and answer.accepted:
             from dpfl.deploy.finish import finish_delivered
 
-            finish_delivered(folder, records)  # how long it takes tells the server nothing
+            try:
+                finish_delivered(LoadedSite(folder, records))  # its time tells the server nothing
+            except DpflError as error:
+                log(folder, str(error))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ answer that is not in the ledger was never sent.
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -139,14 +140,21 @@ class SiteLedger(Ledger):
         self._rows("PRAGMA wal_checkpoint(TRUNCATE)")  # so that no file holds private parts
         return True
 
-    def untraced(self) -> bool:
-        """Whether files beside the ledger may still hold traces of a unit that was withdrawn."""
-        return bool(self._rows("SELECT 1 FROM untraced"))
+    @contextmanager
+    def nobody_leaves(self) -> Iterator[None]:
+        """Let every withdrawal wait until what is made of the units has been written."""
+        with self._transaction():
+            yield
 
-    def traces_removed(self) -> None:
-        """Write down that no file beside the ledger holds traces of withdrawn units any more."""
+    def untraced(self) -> list[str]:
+        """Units that were withdrawn, of which files beside the ledger may still hold traces."""
+        return [mark for (mark,) in self._rows("SELECT mark FROM untraced")]
+
+    def traces_removed(self, marks: Sequence[str]) -> None:
+        """Write down that no file beside the ledger holds traces of these units any more."""
         with self._transaction() as entry:
-            entry.connection.execute("DELETE FROM untraced")
+            for mark in marks:
+                entry.connection.execute("DELETE FROM untraced WHERE mark = ?", (mark,))
 
     # -- answers -----------------------------------------------------------------------------------
 
