@@ -111,3 +111,21 @@ def test_a_download_that_names_more_drawn_sites_than_are_asked_is_refused(tmp_pa
     talk.share_all()
     assert "4 sites were drawn, and 3 are asked" in talk.train("a").reason
     assert charged(federation.sites["a"]) == set()
+
+
+@pytest.mark.parametrize("rows", [3, 9, 20])
+def test_what_is_said_of_a_stored_upload_does_not_follow_from_records_that_changed(
+    tmp_path: Path, rows: int
+) -> None:
+    policy = {"allow_seeded": True, "largest_sampling_rate": 0.26}
+    federation = Federation.of(tmp_path, values_of(1), RECORD, policy=policy)
+    pin(federation.sites)
+    talk = Talk.bound(federation, values_of(1))
+    talk.round = talk.desk.agreement().first_round
+    talk.train_all()
+    records = tmp_path / "a" / "records.csv"
+    records.write_text("\n".join(records.read_text().splitlines()[: 1 + rows]) + "\n")
+    assert talk.train("a").payload == talk.masked["a"]
+    assert talk.sign("a").accepted
+    other = federation.sites["a"].answer(talk.desk.terms(population=3))
+    assert "not those agreed on" in str(other.reason)

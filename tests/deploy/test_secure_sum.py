@@ -601,3 +601,31 @@ def test_an_identity_is_one_line_of_a_file(federation, capsys, monkeypatch):
     assert run_command(["site", "identity", str(folder)]) == 0
     known = tomllib.loads(capsys.readouterr().out)
     assert known == {"a": public_half(federation.sites["a"].identity())}
+
+
+# -- records that change after an upload was stored ------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["a cell", "fewer rows", "one row", "no row", "garbage", "gone"])
+def test_an_upload_is_sent_again_and_unmasked_whatever_the_records_are_now(
+    bound: Federation, change: str
+) -> None:
+    talk = Talk({name: site.folder for name, site in bound.sites.items()}, Desk(sum_values()))
+    talk.train_all()
+    records = bound.base / "a" / "records.csv"
+    lines = records.read_text().splitlines()
+    kept = {
+        "a cell": [*lines[:-1], f"9{lines[-1].lstrip('-')}"],
+        "fewer rows": lines[:9],
+        "one row": lines[:2],
+        "no row": lines[:1],
+    }
+    if change == "gone":
+        records.unlink()
+    else:
+        records.write_text("\n".join(kept.get(change, ["garbage"])) + "\n")
+    again = talk.train("a")
+    assert again.accepted
+    assert again.payload == talk.masked["a"]
+    assert not again.header["more"]
+    assert len(talk.total()) == talk.terms().numbers

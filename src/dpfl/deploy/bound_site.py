@@ -17,11 +17,12 @@ from dpfl.deploy.records import LoadedSite
 from dpfl.deploy.requests import SumRequest, TrainingRequest, UnderTerms
 from dpfl.deploy.site_sum import SiteSum
 from dpfl.models.preconditioning import split_features
-from dpfl.privacy.site_ledger import SiteLedger
+from dpfl.privacy.site_ledger import PlannedUnits, SiteLedger
 from dpfl.rounds import Agreement, Workshop, buffer_shapes, client_round
 from dpfl.rounds.codec import decode_download
 from dpfl.rounds.enrol import secret_for
 from dpfl.rounds.measure import measured_upload
+from dpfl.rounds.members import true_claims
 from dpfl.runs.deployment import Offer
 from dpfl.strategy import Strategy
 
@@ -41,20 +42,17 @@ def planned_strategy(study: Offer, model: nn.Module, terms: Terms) -> Strategy:
 class BoundSite(LoadedSite):
     """A site that checks a study's terms, and knows what it commits to under them."""
 
-    def agreement(self, request: UnderTerms) -> Agreement:
-        """Plan the study under the server's terms, with this site's own budget and settings.
+    def agreement(self, request: UnderTerms, planned: PlannedUnits) -> Agreement:
+        """Plan the study under the server's terms, with the numbers of units it is planned for.
 
-        Terms that this study cannot have are refused; so is a plan outside the site's policy.
+        Terms that this study cannot have are refused. Records are not read.
         """
         study, terms = request.study, request.terms
-        member = self.member(study.learned())
         model = study.build_model()
         strategy = planned_strategy(study, model, terms)
         layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)
         own = tuple((one.share, one.numbers(shapes[one.into])) for one in strategy.releases)
         releases = (*study.measurements(), *own)
-        if (metric := study.accounted_metric()) is not None:
-            metric.measure(member.task)  # of persons, where the site's schema has them
         fitting = (
             terms.rounds == (study.run.rounds or dict(terms.recipe).get("rounds"))
             and 1 <= terms.population <= len(study.study.sites)
@@ -67,22 +65,26 @@ class BoundSite(LoadedSite):
         )
         check(fitting, "terms", "do not belong to this study", "enrol again", PeerError)
         strategy.weights.check_terms(terms, self.id)
-        agreement = Agreement(
+        return Agreement(
             strategy=strategy.resolve(terms),
             terms=terms,
             layout=layout,
-            claims={self.id: member.claims},
+            claims={self.id: true_claims(self.file.study_budget(), planned.trained)},
             buffer_shapes=shapes,
         )
-        check_plan(self.file, agreement, member)
-        return agreement
 
     def commitment(self, request: UnderTerms) -> Commitment:
-        """Check study and terms, and return what the site commits to if it accepts them."""
+        """Check study and terms, and return what the site commits to if it accepts them.
+
+        A plan outside the site's policy is refused.
+        """
         self.check_study(request.study)
         apart = self.file.budget is not None and self.file.budget.per_study is not None
-        agreement = self.agreement(request)
         member = self.member(request.study.learned())
+        if (metric := request.study.accounted_metric()) is not None:
+            metric.measure(member.task)  # of persons, where the site's schema has them
+        agreement = self.agreement(request, self.planned_units())
+        check_plan(self.file, agreement, member)
         return Commitment(agreement=agreement, member=member, per_study=apart)
 
     def part_of_sum(

@@ -34,6 +34,7 @@ from dpfl.deploy.requests import (
 from dpfl.deploy.site_folder import WORKER_LOG, log, note_sent
 from dpfl.deploy.site_sum import SiteSum
 from dpfl.privacy.site_ledger import Answered, PlannedUnits, SiteLedger, UnitsWithdrawn
+from dpfl.rounds import Agreement
 from dpfl.rounds.members import true_claims
 
 _DIED = "ended over this message"
@@ -124,7 +125,7 @@ class Site(BoundSite):
         try:
             if planned is not None and planned.digest == self.planned_units().digest:
                 return False
-        except DataError as error:
+        except DpflError as error:
             reason = str(error)
         self.log(f"{request.study.study.name}: {_EARLIER if planned is None else reason}")
         return True
@@ -138,7 +139,9 @@ class Site(BoundSite):
         """
         run, token = request.run, self.token(request.run)
         agreed = ledger.agreed(run)
-        if agreed == request.digest() and self._changed(ledger, request):
+        same = agreed in (None, request.digest())
+        check(same, "terms", "are not those agreed on before", "begin another run", PeerError)
+        if self._changed(ledger, request):
             return acceptance(self.id, more=True, token=token)  # it stops where all others do
         commitment = self.commitment(request)
         if request.study.secure_sum:
@@ -200,11 +203,9 @@ class Site(BoundSite):
         """
         if not last.payload:
             return refusal("its work failed in this round", site=self.id)
-        if request.study.secure_sum:
-            agreement = (commitment or self.commitment(request)).agreement
-            part = self.part_of_sum(ledger, request, agreement)
-            if part is not None:
-                part.check_same_session()
+        part = self.part_of_sum(ledger, request, self._agreed(ledger, request))
+        if part is not None:
+            part.check_same_session()
         more = commitment is not None and self._goes_on(ledger, commitment, request)
         return self._upload(ledger, request, last.payload, more=more)
 
@@ -262,16 +263,22 @@ class Site(BoundSite):
         last = ledger.answered(run)
         if commitment is None and (last is None or last.round != round_):
             return self._stop(request)
-        commitment = commitment or self.commitment(request)
-        part = self.part_of_sum(ledger, request, commitment.agreement)
+        part = self.part_of_sum(ledger, request, self._agreed(ledger, request))
         if part is None:
             raise PeerError("secure sum", "this study has none", "ask for uploads")
-        if problem := commitment.unplanned(round_):
+        if commitment is not None and (problem := commitment.unplanned(round_)):
             return refusal(problem, site=self.id)
-        if not (part.committed or commitment.covers(ledger, run, round_)):
+        if not part.committed and not (commitment and commitment.covers(ledger, run, round_)):
             self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
             return self._stop(request)
         return acceptance(self.id, round=round_, token=self.token(run), sum=part.answer())
+
+    def _agreed(self, ledger: SiteLedger, request: UnderTerms) -> Agreement:
+        """What was agreed on, from the ledger: records that have changed since are not asked."""
+        planned = ledger.units(request.run)
+        if planned is None:
+            raise PeerError("study", _EARLIER, "begin another run")
+        return self.agreement(request, planned)
 
     def _stop(self, request: UnderTerms) -> Message:
         """Refuse this round and every later one; why is in the log of the site."""
