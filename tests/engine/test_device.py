@@ -26,7 +26,7 @@ from dpfl.core.types import Phase
 from dpfl.data.inputs import NUMBERS, Inputs, Pixels, Tokens
 from dpfl.engine import ENGINES, make_engine
 from dpfl.engine.base import Job
-from dpfl.models import make_model
+from dpfl.models import make_model, per_record, separation
 
 HOST, DEVICE = "host", "device"
 PLAY = torch.device("cpu", 0)  # equal to no tensor's own device, and yet the CPU
@@ -208,6 +208,13 @@ def jobs(name: str, model: nn.Module, *phases: Phase, poisoned: bool = False) ->
             )
         )
     return made
+
+
+@pytest.fixture(autouse=True)
+def known_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The play device is a mode, which engines take for a stranger's."""
+    for module in (per_record, separation):
+        monkeypatch.setattr(module, "mode_active", lambda: False)
 
 
 @pytest.fixture(autouse=True)

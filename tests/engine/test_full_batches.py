@@ -22,6 +22,7 @@ from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.stacked import Stacked
 from dpfl.models.outputs import outputs_of
 from dpfl.models.preconditioning import Centre, Whiten
+from dpfl.tasks import Classification
 
 PHASE = Phase(steps=1, batch_size=1 << 40, sampling="full", lr=2.0, clip=0.3)
 
@@ -143,3 +144,20 @@ def test_sums_that_leave_a_client_are_integers() -> None:
     (found,) = Stacked().run(model, layout, [job])
     assert found.dtype == torch.float64
     assert torch.equal(found, found.round())
+
+
+class OwnLoss(Classification):
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs[:, 0].square()
+
+
+def test_a_loss_of_the_user_s_own_is_the_one_that_is_differentiated() -> None:
+    model = nn.Linear(4, 2)
+    layout, task = Layout.of_module(model), OwnLoss(classes=2)
+    features = torch.randn(20, 4, generator=PublicSeed(1).generator())
+    batch = Batch(features, torch.zeros(20, dtype=torch.long), task)
+    sums = [
+        engine.clipped_sum(model, layout, layout.read(model), batch, 1.0)
+        for engine in (FullBatches(), OneByOne())
+    ]
+    assert torch.allclose(*sums, atol=1e-5)

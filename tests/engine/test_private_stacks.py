@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import dpfl
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import SUMMANDS, Grid, effective_multiplier, part_width
 from dpfl.core.grid_noise import LARGEST
@@ -23,7 +24,7 @@ from dpfl.engine.base import Batch, Job
 from dpfl.engine.ghost_clipping import clipped_sum
 from dpfl.engine.phase_block import PhaseBlock
 from dpfl.engine.private_stacks import ClippedSums
-from dpfl.engine.stacked import KERNELS, arithmetic_assumptions
+from dpfl.engine.stacked import KERNELS, assumptions_of
 from dpfl.engine.stacks import Chain
 from dpfl.plugs.sampling import Draw
 
@@ -212,8 +213,10 @@ def test_the_assumption_on_kernels_is_named_where_it_is_made() -> None:
         nn.Linear(4, 2),
         nn.Sequential(nn.Conv1d(1, 2, 2), nn.Flatten(), nn.Linear(6, 2)),
     )
-    assert arithmetic_assumptions(linear, Layout.of_module(linear)) == ()
-    assert arithmetic_assumptions(other, Layout.of_module(other)) == (KERNELS,)
+    method = dpfl.weiavg(lr=0.1, clip=1.0, batch_size=8, local_steps=1)
+    assert assumptions_of(method, linear, Layout.of_module(linear)) == method.assumptions
+    found = assumptions_of(method, other, Layout.of_module(other))
+    assert found == (*method.assumptions, method.unit.reworded(KERNELS))
 
 
 # -- sensitivity of whole steps --------------------------------------------------------------------

@@ -399,11 +399,43 @@ CHAINS: dict[str, Callable[[nn.Sequential], object]] = {
     "a softmax over records": lambda model: model.insert(1, nn.Softmax(0)),
     "BatchNorm in training": lambda model: model.insert(1, nn.BatchNorm1d(8)),
 }
+
+
+class Drawn(torch.autograd.Function):
+    """A backward whose sign hangs on a generator that all records move."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(3)
+        torch.poisson(ctx.saved_tensors[0].abs().clamp(max=1e6), generator)
+        return slope * (100 if float(torch.rand((), generator=generator)) > 0.5 else -100)
+
+
+class ByBackwardGenerator(Own):
+    def between(self, x: Tensor) -> Tensor:
+        return Drawn.apply(x)
+
+
+class ByProfiler(Own):
+    """The number of records that a profiler has seen decides on the sign."""
+
+    def between(self, x: Tensor) -> Tensor:
+        with torch.autograd.profiler.profile(record_shapes=True) as seen:
+            y = x * 2
+        shapes = [one.input_shapes for one in seen.function_events if one.name == "aten::mul"]
+        return y if shapes and shapes[-1][0][0] % 2 else -y
+
+
 MODELS: list[type[nn.Module]] = [
     *(Centring, OneScale, Backward, Rule, TensorHook, SavedHook, Checkpointed, ListOfBits),
     *(ListOfTensors, ByException, ByMemory, ByCopy, ByNumpy, ByList, ByFunction, ByShape),
     *(ByGenerator, ByParameterHook, OutOfPlace, AverageOfBuffers, OwnTraining, OwnOrder),
-    *(ByStatistics, BySpareMemory),
+    *(ByStatistics, BySpareMemory, ByBackwardGenerator, ByProfiler),
 ]
 ENGINES = pytest.mark.parametrize("engine", ["stacked", "one_by_one"])
 
@@ -453,6 +485,19 @@ def test_a_hook_on_all_modules_does_not_let_records_meet(engine: str) -> None:
 def hardest(outputs: Tensor, targets: Tensor) -> Tensor:
     losses = F.cross_entropy(outputs, targets, reduction="none")
     return losses * (losses.detach() >= losses.detach().max() / 2)
+
+
+def residual() -> nn.Module:
+    """A named block with other layers in it, behind whose sum records would be channels."""
+    block = Body(32, 32, 1)
+    block.body = nn.Sequential(nn.Unflatten(1, (1, 1, NUMBERS)), nn.Conv2d(1, 4, 1))
+    block.shortcut = nn.Threshold(30.0, 0.0)
+    return nn.Sequential(block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, CLASSES))
+
+
+@ENGINES
+def test_a_sum_of_unequal_shapes_does_not_let_records_meet(engine: str) -> None:
+    within_two_clips(residual, Classification(classes=CLASSES), engine)
 
 
 @ENGINES

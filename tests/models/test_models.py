@@ -180,6 +180,12 @@ def test_outputs_that_are_no_class_scores_are_refused(model: nn.Module) -> None:
         check_model(model, (4,), 3)
 
 
+def test_a_model_that_writes_into_its_records_is_refused() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.ELU(inplace=True), nn.Linear(4, 2))
+    with pytest.raises(ConfigurationError, match="writes into the records that it is given"):
+        check_model(model, (4,), 2)
+
+
 def test_a_model_that_returns_several_things_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="model"):
         check_model(nn.LSTM(4, 3), (2, 4), 3)

@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpfl.core.errors import PrivacyRefusal
-from dpfl.models.per_record import Plan, apart, plan_for, rows_of
+from dpfl.models.per_record import Plan, apart, mode_active, plan_for, rows_of
 
 COUNT = 5
 NUMBERS = {"Tensor", "number", "int", "float", "bool"}
@@ -160,6 +162,40 @@ def into_a_list(x: Tensor) -> Tensor:
     return x
 
 
+def profiled(x: Tensor) -> Tensor:
+    with torch.autograd.profiler.profile(record_shapes=True) as seen:
+        y = x * 2
+    return y * max(one.input_shapes[0][0] for one in seen.function_events if one.input_shapes)
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Equal(Operations):
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def in_place_of_the_device(x: Tensor) -> Tensor:
+    torch.set_default_device(None)
+    Functions().__enter__()
+    return x
+
+
+def entered(mode: Any) -> float:
+    mode.__enter__()
+    return 1.0
+
+
 constant = torch.zeros(1, 1)
 READING: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x.item(),
@@ -185,6 +221,14 @@ READING: dict[str, Callable[[Tensor], Any]] = {
     "a thread": in_a_thread,
     "a failure": caught,
     "its own generator": lambda x: x.bernoulli(0.5, generator=torch.Generator()),
+    "a generator by place": lambda x: torch.poisson(x.abs(), torch.Generator()),
+    "memory of a constant": lambda x: x + torch.zeros(1).as_strided((1, 1), (1, 1)),
+    "how many there are": profiled,
+    "a mode of functions": lambda x: x + entered(Functions()),
+    "a mode of operations": lambda x: x + entered(Operations()),
+    "a mode that equals all": lambda x: x + entered(Equal()) + entered(Equal()),
+    "a mode for another": in_place_of_the_device,
+    "two modes": lambda x: x + entered(Operations()) + entered(Functions()) + entered(Operations()),
 }
 
 
@@ -211,6 +255,7 @@ def test_what_reads_values_or_keeps_records_ends_the_work(name: str, wraps: bool
         except (PrivacyRefusal, RuntimeError, TypeError, ValueError, BufferError):
             continue
         assert torch.equal(found[0], torch.zeros(3, 1))  # all were treated alike
+    assert not mode_active()
     assert torch.equal(constant, torch.zeros(1, 1))
 
 
@@ -248,3 +293,16 @@ def test_how_code_is_computed_is_found_out_on_blanks() -> None:
 
     assert plan_for(writes, [torch.ones(2, 3)]).wraps
     assert not plan_for(reads, [torch.ones(2, 3)]).wraps
+
+
+def test_nothing_is_computed_while_a_mode_is_active_but_a_device() -> None:
+    with torch.device("cpu"):
+        assert apart(lambda x: [x], [torch.ones(2, 1)], Plan(False, 0))[0][0].sum() == 2
+    with Functions(), pytest.raises(PrivacyRefusal, match="a mode of torch's is active"):
+        apart(lambda x: [x], [torch.ones(2, 1)], Plan(False, 0))
+
+
+def test_which_values_an_operation_failed_for_is_not_told() -> None:
+    with pytest.raises(PrivacyRefusal) as refused:
+        apart(lambda x: [torch.ones(5)[x.long()]], [torch.full((2, 1), 7771.0)], Plan(False, 0))
+    assert "7771" not in str(refused.value)

@@ -13,7 +13,15 @@ from torch.nn.utils import prune
 
 from dpfl.core.random import PublicSeed
 from dpfl.data.inputs import NUMBERS, Inputs, Pixels, Tokens
-from dpfl.models import MODELS, TEXT_MODELS, linear_head, make_features, make_model
+from dpfl.models import (
+    MODELS,
+    TEXT_MODELS,
+    linear_head,
+    make_features,
+    make_model,
+    networks,
+    preconditioning,
+)
 from dpfl.models.features import FEATURES
 from dpfl.models.separation import LAYERS, mixing
 from dpfl.tasks import CLASSIFICATION, TASKS, Classification, CustomTask, PerPerson, Task
@@ -116,6 +124,43 @@ UNKNOWN: dict[str, tuple[nn.Module, Task]] = {
 def test_what_is_not_as_it_was_written_is_not_known(name: str) -> None:
     model, task = UNKNOWN[name]
     assert mixing(model, task, NUMBERS, (4,)) is not None
+
+
+def residual(shortcut: nn.Module) -> nn.Module:
+    """Named blocks with other layers in them, behind which axes are added up."""
+    block = networks.Residual(32, 32, 1)
+    block.body, block.shortcut = nn.Conv2d(4, 4, 1), shortcut
+    return nn.Sequential(block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+
+
+def shaped(layer: nn.Module, name: str, constant: Tensor) -> nn.Module:
+    setattr(layer, name, constant)
+    return layer
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, 1, 8, batch_first=True)
+    layer.dropout1 = nn.Sequential(nn.AdaptiveAvgPool1d(4), nn.Flatten())  # type: ignore[assignment]
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (residual(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())), (4, 1, 4)),
+        (residual(nn.Sequential(nn.Flatten())), (1, 1, 4)),
+        (shaped(preconditioning.Centre(4), "mean", torch.zeros(3, 1, 4)), (4,)),
+        (shaped(preconditioning.Standardise(4), "scale", torch.ones(1, 1, 4)), (4,)),
+        (shaped(preconditioning.Whiten(4), "matrix", torch.ones(4)), (4,)),
+        (shaped(preconditioning.Whiten(4), "matrix", torch.ones(3, 4, 4)), (4,)),
+        (encoder(), (1, 4)),
+    ],
+)
+def test_the_number_of_records_must_not_move_to_another_axis(
+    model: nn.Module, shape: tuple[int, ...]
+) -> None:
+    """Layers would then take records for channels, positions or features."""
+    assert mixing(model.eval(), CLASSIFICATION, NUMBERS, shape) is not None
 
 
 def test_the_answer_is_that_of_the_moment() -> None:

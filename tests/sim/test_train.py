@@ -14,10 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import dpfl
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, DpflError
+from dpfl.core.layout import Layout
+from dpfl.engine.stacked import assumptions_of
+from dpfl.models.separation import FORGETS, WATCHED
 from dpfl.privacy.flags import Flag
 
 from . import own_training as own
@@ -402,3 +406,43 @@ def test_progress_may_be_a_function_of_ones_own() -> None:
     seen: list[tuple[int, int]] = []
     own.run(progress=lambda done, total, record: seen.append((done, total)))
     assert seen == [(done, 5) for done in (1, 2, 3, 4, 5)]
+
+
+class Keeps(nn.Module):
+    """Keeps the largest number that it was given, and turns its scores round where one is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.largest = nn.Linear(4, 2), [0.0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if type(x) is torch.Tensor:
+            self.largest[0] = max(self.largest[0], float(x.abs().max()))
+        return self.linear(x) * (1.0 if self.largest[0] < 50 else -1.0)
+
+
+def trained_on(test_number: float) -> dpfl.Result:
+    generator = np.random.default_rng(0)
+    x, y = generator.uniform(size=(80, 4)).astype("float32"), generator.integers(0, 2, 80)
+    tests = np.full((4, 4), test_number, "float32"), np.arange(4) % 2
+    federation = dpfl.Federation.from_arrays(
+        {"a": (x, y, *tests)}, budgets={"a": dpfl.Budget(epsilon=8.0, delta=1e-3)}
+    )
+    torch.manual_seed(0)
+    method = dpfl.weiavg(lr=0.5, clip=1.0, batch_size=16, local_steps=4)
+    return dpfl.train(Keeps(), federation, method, rounds=3, seed=1)
+
+
+def test_what_a_model_sees_in_evaluation_does_not_reach_training() -> None:
+    one, other = (trained_on(number).model.state_dict() for number in (0.5, 99.0))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_what_is_assumed_of_a_model_of_the_user_s_own_is_said() -> None:
+    mine = nn.Sequential(nn.Flatten(), Keeps())
+    record = dpfl.weiavg(lr=0.1, clip=1.0, batch_size=8, local_steps=1)
+    client = dpfl.dp_fed(lr=0.1, clip=1.0, batch_size=8, local_steps=1, noise_multiplier=1.0)
+    layout = Layout.of_module(mine)
+    assert WATCHED in assumptions_of(record, mine, layout)
+    assert FORGETS in assumptions_of(client, mine, layout)
+    assert FORGETS not in assumptions_of(client, nn.Linear(4, 2), layout)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.requests import Delivery
 from dpfl.deploy.summary import DeploymentSummary, measured_values
-from dpfl.engine.stacked import arithmetic_assumptions
+from dpfl.engine.stacked import assumptions_of
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import statements
 from dpfl.rounds import Agreement
@@ -60,15 +60,14 @@ def summarise(
     ``ledger``: the server's own, which holds what the world sees.
     """
     study, strategy = sites.study, sites.study.strategy()
-    private, layout = strategy.local.private, agreement.layout
-    arithmetic = arithmetic_assumptions(study.build_model(), layout) if private else ()
+    layout = agreement.layout
     return DeploymentSummary(
         run=sites.run,
         study=study.study.name,
         method=study.method.name,
         promise=strategy.promise,
         flags=study.flags,
-        assumptions=(*strategy.assumptions, *map(strategy.unit.reworded, arithmetic)),
+        assumptions=assumptions_of(strategy, study.build_model(), layout),
         sites=tuple(sorted(agreement.claims)),
         refusals=sites.refusals,
         parameters=layout.size,

@@ -5,6 +5,7 @@ For a simulation, or for a client's own eyes: no ledger covers these numbers.
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from dpfl.data.federation import Federation
 from dpfl.engine.process import one_thread
 from dpfl.engine.trace import channels_last
 from dpfl.models.checks import in_mode, outputs_of
+from dpfl.models.separation import structure
 from dpfl.plugs.personal import Personal
 from dpfl.tasks import MetricWords
 
@@ -193,8 +195,11 @@ class Evaluation:
 
     def _outputs(self, vector: Tensor, features: Tensor) -> Tensor:
         """What a model gives for these records, in evaluation mode."""
-        run = partial(outputs_of, self._model, self._layout.unflatten(vector.to(self._device)))
-        with torch.no_grad(), one_thread(), in_mode(self._model, training=False):
+        model = self._model
+        if structure(model, self.task, self._inputs) is not None:  # it may keep what it sees here
+            model = copy.deepcopy(model)
+        run = partial(outputs_of, model, self._layout.unflatten(vector.to(self._device)))
+        with torch.no_grad(), one_thread(), in_mode(model, training=False):
             parts = []
             for part in torch.split(features, _RECORDS_AT_ONCE):
                 batch = channels_last(self._inputs(part.to(self._device)))

@@ -24,6 +24,7 @@ from dpfl.engine.base import Batch, Job, clips_records, mixing_of
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.models.checks import in_mode
 from dpfl.models.outputs import outputs_of
+from dpfl.models.separation import structure
 from dpfl.numerics.clipping import (
     LARGEST_INPUT,
     LARGEST_NORM,
@@ -108,7 +109,8 @@ def public_maps(model: nn.Module, layout: Layout) -> nn.Module | None:
 
 def _is_head(model: nn.Module, batch: Batch) -> bool:
     """Whether gradients are outer products of inputs and softmax - one-hot."""
-    return type(model) is nn.Linear and batch.task.softmax and batch.task.plain
+    plain = type(model) is nn.Linear and batch.task.softmax and batch.task.plain
+    return plain and structure(model, batch.task, NUMBERS) is None
 
 
 def _digest(maps: nn.Module) -> bytes:

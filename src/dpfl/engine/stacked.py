@@ -26,8 +26,9 @@ from dpfl.engine.private_stacks import ClippedSums, step_noise
 from dpfl.engine.process import check_arithmetic, failures_of, one_thread
 from dpfl.engine.row_span import run_row_span
 from dpfl.engine.stacks import Chain, same_at_every_place
-from dpfl.models.separation import WATCHED, structure
+from dpfl.models.separation import FORGETS, WATCHED, structure
 from dpfl.numerics.clipping import clip_factor, squared_norms
+from dpfl.strategy import Strategy
 from dpfl.tasks import CLASSIFICATION, Task
 
 KERNELS = (
@@ -41,10 +42,22 @@ _MOST_NUMBERS = 1 << 26  # parameters held for one block
 _MOST_COPIED = 1 << 28  # numbers of features that are copied into one storage for a block
 
 
-def arithmetic_assumptions(
-    model: nn.Module, layout: Layout, device: str = "cpu", task: Task = CLASSIFICATION
+def assumptions_of(
+    strategy: Strategy,
+    model: nn.Module,
+    layout: Layout,
+    device: str = "cpu",
+    task: Task = CLASSIFICATION,
 ) -> tuple[str, ...]:
-    """What per-record clipping of this model assumes beside the proof.
+    """What the guarantee of a strategy assumes beside the proof, in the words of its unit."""
+    arithmetic = _arithmetic(model, layout, device, task) if strategy.local.private else ()
+    if not strategy.local.private and structure(model, task, NUMBERS) is not None:
+        arithmetic = (FORGETS,)
+    return (*strategy.assumptions, *map(strategy.unit.reworded, arithmetic))
+
+
+def _arithmetic(model: nn.Module, layout: Layout, device: str, task: Task) -> tuple[str, ...]:
+    """What per-record clipping of this model assumes.
 
     Matrix products are tried on this machine, as they are computed in training. A model or loss of
     the user's own is computed under a watch, which assumes more.

@@ -14,7 +14,7 @@ from dpfl.core.html import html_table, text_of
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Downlink, Observer, Plain, Promise, Unit
 from dpfl.engine import slow_layers
-from dpfl.engine.stacked import arithmetic_assumptions
+from dpfl.engine.stacked import assumptions_of
 from dpfl.experiments import planned_costs as costs
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.ledger import Ledger
@@ -163,13 +163,11 @@ def description_of(sim: Simulation, seed: PublicSeed) -> Description:
     """Describe a simulation (``sim``) that was not played; ``seed`` is its public randomness."""
     agreement, strategy, terms = sim.agreement, sim.strategy, sim.agreement.terms
     clients = tuple(_client(agreement, sim.members[client]) for client in sorted(sim.members))
-    task, private = sim.federation.task, strategy.local.private
-    rounding = arithmetic_assumptions(sim.model, sim.layout, task=task) if private else ()
     return Description(
         method=strategy.name,
         pipeline=tuple(strategy.describe()),
         promise=strategy.promise_with(sim.accounted is not None),
-        assumptions=(*strategy.assumptions, *map(strategy.unit.reworded, rounding)),
+        assumptions=assumptions_of(strategy, sim.model, sim.layout, task=sim.federation.task),
         rounds=terms.rounds,
         participations=terms.participations,
         cohort=terms.expected_cohort,

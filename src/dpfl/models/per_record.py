@@ -9,8 +9,9 @@ it, forward and backward, reaches :class:`Watch`, which carries it out for many 
 beside it and on the code's own state, which no record can change: a value that is read into Python,
 a record that is written where it outlives its call, a record of an earlier call and an operation
 that fails end the work, whatever the code catches. A blank record is computed in every call, so
-that shapes are those of a blank. Memory that nothing was written to is cleared, and draws come from
-a generator that the code does not see.
+that shapes are those of a blank. Memory of tensors that nothing was written to is cleared, and
+draws come from a generator that the code does not see. What no watch sees is named in
+:data:`dpfl.models.separation.WATCHED`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,16 +23,23 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.overrides import _get_current_function_mode_stack as function_modes
+from torch.overrides import _pop_mode as leave_function_mode
+from torch.overrides import _push_mode as enter_function_mode
+from torch.utils._device import DeviceContext
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _pop_mode,
+)
 
 from dpfl.core.errors import PrivacyRefusal
 
 _AT_ONCE = 512  # records of a forward without gradients
 _REMEDY = "build the model of torch's own layers, or let it compute a record from that record alone"
 _MEMORY = (Tensor.apply_, Tensor.__dlpack__)  # would read the memory that a record does not have
-_UNCLEARED = ("aten::set_", "aten::resize", "aten::_resize")  # memory that nobody wrote to
-_PAST = (*_UNCLEARED, "aten::as_strided")
+_PAST = ("aten::set_", "aten::resize", "aten::_resize", "aten::as_strided")  # nobody wrote there
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 
 _functorch: Any = torch._C._functorch
@@ -193,6 +201,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         records = list(_records((*args, *kwargs.values())))
         try:
+            if torch._C._autograd._profiler_enabled():
+                raise _refusal("a profiler of torch's is on, which sees how many records there are")
             if not records:
                 return self._without_records(func, args, kwargs)
             return self._with_records(func, args, kwargs, records)
@@ -204,7 +214,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _without_records(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation on what does not depend on the record."""
         rule = _rule(func)
-        if func._schema.name.startswith(_UNCLEARED):
+        if func._schema.name.startswith(_PAST):
             raise _refusal(rule.refused)
         found = func(*args, **kwargs)
         if rule.cleared and isinstance(found, Tensor):
@@ -294,7 +304,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 found = run(values)
                 return list(found) if isinstance(found, tuple) else [found]
             if rule.random:
-                with self._drawing(kwargs, values[0].device):
+                if any(isinstance(x, torch.Generator) for x in (*args, *kwargs.values())):
+                    raise _refusal("it draws from a generator of its own")
+                with self._drawing(values[0].device):
                     return self._mapped(run, values, "different")
             return self._mapped(run, values, "error")
 
@@ -314,12 +326,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             _functorch._vmap_decrement_nesting()
 
     @contextmanager
-    def _drawing(self, kwargs: dict[str, Any], device: torch.device) -> Iterator[None]:
+    def _drawing(self, device: torch.device) -> Iterator[None]:
         """Draw from a generator that the code does not see: how much is drawn follows from how many
         records there are.
         """
-        if kwargs.get("generator") is not None:
-            raise _refusal("it draws from a generator of its own")
         usual = torch.default_generator
         if device.type == "cuda":
             usual = torch.cuda.default_generators[device.index or 0]
@@ -374,7 +384,7 @@ def plan_for(compute: Compute, tensors: Sequence[Tensor]) -> Plan:
             try:
                 return Plan(wraps, apart(compute, blanks, Plan(wraps, 0))[1])
             except Exception as error:
-                first = first or error
+                first = first or error.__cause__ or error  # of blanks all may be told
     raise first if isinstance(first, PrivacyRefusal) else _refusal(first) from first
 
 
@@ -386,6 +396,8 @@ def apart(compute: Compute, tensors: Sequence[Tensor], plan: Plan) -> tuple[list
     first axis of length 1.
     """
     count = len(tensors[0])
+    if mode_active():
+        raise _refusal("a mode of torch's is active")
     # One blank in every call, and never a single record, of which vmap could take shapes.
     padded = [torch.cat([x, x.new_zeros(2 if not count else 1, *x.shape[1:])]) for x in tensors]
     watch = Watch(len(padded[0]), wraps=plan.wraps)
@@ -393,7 +405,7 @@ def apart(compute: Compute, tensors: Sequence[Tensor], plan: Plan) -> tuple[list
     fused = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(fused and not plan.wraps)  # whose recurrent layers vmap has not
     try:
-        with watch:
+        with watch, _no_mode_left(watch):
             results = compute(*(watch.hold(x[:, None]) for x in padded))
             values = [watch.values_of(result)[:count] for result in results]
     except Exception as error:
@@ -409,8 +421,36 @@ def apart(compute: Compute, tensors: Sequence[Tensor], plan: Plan) -> tuple[list
     return values, watch.numbers
 
 
+def mode_active() -> bool:
+    """Whether a mode of torch's may see or change what is computed; a device's does not."""
+    modes = [mode for mode in function_modes() if type(mode) is not DeviceContext]  # type: ignore[no-untyped-call]
+    return bool(modes) or _get_current_dispatch_mode() is not None
+
+
+@contextmanager
+def _no_mode_left(watch: Watch) -> Iterator[None]:
+    """Put back the modes that were active; the work ends if the code has not done so itself."""
+    before = function_modes()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        after = function_modes()  # type: ignore[no-untyped-call]
+        same = [id(mode) for mode in before] == [id(mode) for mode in after]
+        if not same or _get_current_dispatch_mode() is not watch:
+            watch.failure = _refusal("it does not leave torch's modes as they were")
+        while (mode := _get_current_dispatch_mode()) is not None and mode is not watch:
+            _pop_mode()
+        for _ in after:
+            leave_function_mode()  # type: ignore[no-untyped-call]
+        for mode in before:
+            enter_function_mode(mode)  # type: ignore[no-untyped-call]
+
+
 def _ended(failure: Exception) -> PrivacyRefusal:
-    return failure if isinstance(failure, PrivacyRefusal) else _refusal(failure)
+    """How the work ends: which values made an operation fail is not told."""
+    if isinstance(failure, PrivacyRefusal):
+        return failure
+    return _refusal(f"an operation failed: {type(failure).__name__}")
 
 
 def rows_of(compute: Compute, tensors: Sequence[Tensor]) -> Tensor:

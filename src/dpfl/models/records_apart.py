@@ -87,7 +87,10 @@ def try_records(model: nn.Module, shape: tuple[int, ...], task: Task, inputs: In
     """
     count = 3 if task.width != 3 else 4  # records and classes must not be taken for each other
     records, others = _made_up(inputs, shape, count)
+    written = records._version  # torch counts what writes to a tensor or to a view of it
     given = _scores(model, {}, records, task)
+    problem, remedy = "writes into the records that it is given", "let no first layer be in place"
+    check(records._version == written, "model", problem, remedy)
     problem = "gives scores that are not finite for made-up records"
     check(bool(torch.isfinite(given).all()), "model", problem, "check its layers")
     remembered = _attributes(model)

@@ -21,13 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
-from torch.overrides import _get_current_function_mode
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from dpfl.core.random import PublicSeed
 from dpfl.data.inputs import Inputs, Numbers, Pixels, Tokens
 from dpfl.models import features, image_features, networks, preconditioning
 from dpfl.models.outputs import outputs_of
+from dpfl.models.per_record import mode_active
 from dpfl.tasks import TASKS, PerPerson, Task
 
 Shape = tuple[int, ...]
@@ -36,11 +35,16 @@ Condition = Callable[[Any, Shape], bool]
 
 WATCHED = (
     "a model, loss or statistic of the user's own is computed record by record under a watch of "
-    "every torch operation; no watch sees threads, clocks, C extensions and their memory, a "
-    "changed torch, or code that looks into torch's or dpfl's insides; and constants made from "
-    "records (class weights, scales, first weights) are charged to nobody"
+    "every torch operation; no watch sees threads, clocks, observers, storages, C extensions and "
+    "their memory, a changed torch, or code that looks into torch's or dpfl's insides; what it "
+    "could keep of evaluation that is not accounted does not reach training; that an operation "
+    "fails, which ends the work, is charged to nobody, nor are constants made from records (class "
+    "weights, scales, first weights)"
 )
-"""What is assumed of code that is not made of the classes named here."""
+"""What is assumed of code that is not made of the classes named here, where records are clipped."""
+
+FORGETS = "a model or loss of the user's own keeps nothing of one client's records for another's"
+"""What is assumed of such code where whole clients are clipped."""
 
 _KINDS = (Numbers, Pixels, Tokens)
 _FUNCTIONS = (F.relu, F.gelu, torch.relu)  # activations of transformer layers
@@ -184,8 +188,7 @@ def structure(
         return f"the task {kind.name} is the user's own"
     if any(getattr(torch_module, name) for name in _HOOKS):
         return "there are hooks on all modules"
-    function_mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
-    if function_mode or _get_current_dispatch_mode():
+    if mode_active():
         return "a mode of torch's is active"
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return "there are hooks on saved tensors"
@@ -255,21 +258,30 @@ def _by_shape(model: nn.Module, task: Task, inputs: Inputs, shape: Shape) -> str
 
     They do not depend on values: each layer gives records first if it is given them first.
     """
-    odd: list[str] = []
-    names = {module: name for name, module in model.named_modules()}
+    each, names = task.record_shape(shape), {part: name for name, part in model.named_modules()}
+    seen: dict[int, list[tuple[nn.Module, bool, list[Shape]]]] = {2: [], 3: []}
 
-    def look(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        if arguments and not LAYERS[type(module)](module, tuple(arguments[0].shape)):
-            kind = type(module).__name__
-            odd.append(f"layer '{names[module]}' ({kind}) may take records for something else")
+    def look(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
+        if arguments:
+            made = result[0] if type(result) is tuple else result
+            both = [tuple(x.shape) for x in (arguments[0], made)]
+            good = all(x[:1] == (count,) for x in both) and LAYERS[type(module)](module, both[0])
+            seen[count].append((module, good, [x[1:] for x in both]))
 
     device = next((own.device for own in model.parameters()), torch.device("cpu"))
-    records = inputs.made_up(2, shape, PublicSeed(0).generator()).to(device)
     with ExitStack() as hooks, torch.no_grad(), torch.random.fork_rng(devices=[]):
         for module in names:
-            hooks.enter_context(module.register_forward_pre_hook(look))
-        try:
-            task.outputs(lambda x: outputs_of(model, {}, x), inputs(records))
-        except Exception as error:
-            return f"it does not accept records of shape {shape} ({error!s:.100})"
-    return next(iter(odd), None)
+            hooks.enter_context(module.register_forward_hook(look))
+        for count in seen:
+            records = inputs.made_up(count, each, PublicSeed(0).generator()).to(device)
+            try:
+                task.single.outputs(lambda x: outputs_of(model, {}, x), inputs(records))
+            except Exception as error:
+                return f"it does not accept records of shape {each} ({error!s:.100})"
+    # The number of records is the length of the first axis of all that layers take and give, and
+    # no other length follows from it.
+    for (module, good, two), (_, fine, three) in zip(*seen.values(), strict=True):
+        if not (good and fine and two == three):
+            kind = type(module).__name__
+            return f"layer '{names[module]}' ({kind}) may take records for something else"
+    return None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dpfl.core.types import Observer
-from dpfl.engine.stacked import arithmetic_assumptions
+from dpfl.engine.stacked import assumptions_of
 from dpfl.privacy.flags import Flag, RaisedFlag, public_note
 from dpfl.privacy.statement import Statement, statement
 from dpfl.runs.model_card import ModelCard
@@ -28,15 +28,13 @@ def summarise(
     """
     state, history = simulation.state, simulation.history
     strategy, model, layout = simulation.strategy, simulation.model, simulation.layout
-    lines, private = statements_of(simulation), strategy.local.private
-    task = simulation.federation.task
-    arithmetic = arithmetic_assumptions(model, layout, simulation.device, task) if private else ()
+    lines, task = statements_of(simulation), simulation.federation.task
     summary = Summary(
         method=strategy.name,
         run=simulation.run.name,
         promise=strategy.promise_with(simulation.accounted is not None),
         flags=_flags(simulation),
-        assumptions=(*strategy.assumptions, *map(strategy.unit.reworded, arithmetic)),
+        assumptions=assumptions_of(strategy, model, layout, simulation.device, task),
         clients=len(simulation.members),
         parameters=layout.size,
         rounds=rounds,
