@@ -406,7 +406,7 @@ def proxied(folder: Path, kept: Path, **more: Any) -> dict[str, Any]:
         "data": {"folder": str(folder)},
         "budgets": {"epsilon": epsilon, "delta": {"east": 1e-3, "north": 1e-3, "south": 2e-3}},
         "method": {"clip": 1.0, "batch_size": 16, "local_steps": 2},
-        "run": {"rounds": 2, "liars": {"north": 3.0}},
+        "run": {"rounds": 2, "misreports": {"north": 3.0}},
         "clients": {"east": {"batch_size": 4}},
         **more,
     }

@@ -75,7 +75,7 @@ def secret(
     if request.param == "dp_fed":
         experiment = _experiment(sites, {"name": "dp_fed"}, {"cohort": 0.45, "sampling": "poisson"})
     else:
-        experiment = _experiment(sites, {"name": "weiavg"}, {"liars": {SITES[5]: 77.0}})
+        experiment = _experiment(sites, {"name": "weiavg"}, {"misreports": {SITES[5]: 77.0}})
     run_experiment(experiment, folder)
     reported(folder)
     reported(folder, "public.html", public=True)

@@ -1,4 +1,4 @@
-"""What stands in studies/ and examples/ opens, with keys of version 0.1 as well."""
+"""What stands in studies/ and examples/ opens."""
 
 from __future__ import annotations
 
@@ -15,19 +15,6 @@ from dpfl.runs.experiment import Experiment
 ROOT = Path(__file__).parents[2]
 STUDIES = sorted((ROOT / "studies").rglob("*.toml"))
 RECORDED = [path.with_suffix(".json") for path in STUDIES if path.with_suffix(".json").exists()]
-
-
-def test_liars_and_practices_of_version_0_1_are_misreports_and_client_settings() -> None:
-    experiment = Experiment.from_dict(
-        {
-            "data": {"name": "digits"},
-            "method": {"name": "fedavg", "lr": 0.1, "batch_size": 8, "local_steps": 1},
-            "run": {"rounds": 1, "liars": {"client-0": 3.0}},
-            "practices": {"lr": [0.1, 0.2]},
-        }
-    )
-    assert experiment.run.misreports == {"client-0": 3.0}
-    assert experiment.client_settings.lr == [0.1, 0.2]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda p: p.stem)

@@ -119,7 +119,6 @@ _EXPERIMENT: Options = {
     "dataset": (str | None, opt(_DATASET, **completing("dataset"))),
     "secure_sum": (bool | None, opt(_SUM, None, "--secure-sum")),
     "misreport": (list[str] | None, opt(_LIES, metavar="ID:FACTOR")),
-    "liar": (list[str] | None, opt("The name of --misreport in 0.1.", hidden=True)),
     "set": (list[str] | None, opt(_SET, metavar="KEY=VALUE")),
 } | {name: (kind | None, opt(text, **completing(name))) for name, (_, kind, text) in FIELDS.items()}
 """Options that describe an experiment; all of them may be left out."""
@@ -149,11 +148,10 @@ class Asked:
         """Lay the options over the file. Without a file, what does not decide privacy has a light
         default.
         """
-        from dpfl.runs.experiment import Experiment
-        from dpfl.runs.toml_file import check_tables, read_toml, with_new_names
+        from dpfl.runs.toml_file import check_tables, read_toml
 
         if self.file is not None:
-            read = with_new_names(read_toml(self.file), Experiment.renamed)
+            read = read_toml(self.file)
             check_tables(read, str(self.file))
             return lay_over(read, self.given)
         return with_light_defaults(lay_over({}, self.given))

@@ -216,13 +216,19 @@ def withdraw(
     for run, title in planned.studies.items():
         c.out.print(f"  left blank from now on in {title} ({run})", markup=False)
     for run, title in planned.stopped.items():
-        c.out.print(f"  already stopped, as its records changed: {title} ({run})", markup=False)
+        why = "already stopped, as its records changed (put them back first, if it is to go on)"
+        c.out.print(f"  {why}: {title} ({run})", markup=False)
     c.note("What was released and charged before, and models elsewhere, stay as they are")
-    if not (yes or typer.confirm("This cannot be undone. Withdraw it?")):
+    try:
+        sure = yes or typer.confirm("This cannot be undone. Withdraw it?")
+    except typer.Abort:
+        c.note("Nothing was withdrawn; where nobody can be asked, give --yes")
+        raise
+    if not sure:
         c.note("Nothing was withdrawn")
         return
     w.withdraw(site, planned)
-    c.out.print("Withdrawn. The row may be deleted from the file now")
+    c.out.print("Withdrawn. What the file holds of it may be deleted now")
 
 
 @app.command()

@@ -69,7 +69,7 @@ def lay_over(values: Values, options: Values) -> Values:
         named = bool(equals) and all(part.strip() for part in key.split("."))
         check(named, "--set", f"'{pair}' is not KEY=VALUE", "write for instance --set k=1")
         fields[key if "." in key else f"method.{key}"] = number(text)
-    if claims := [*given.get("misreport", ()), *given.get("liar", ())]:
+    if claims := given.get("misreport"):
         before = values.get("run", {}).get("misreports", {})
         fields["run.misreports"] = {**before, **dict(map(_misreport, claims))}
     lengths = {"local_steps", "local_epochs"}

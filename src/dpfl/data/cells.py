@@ -3,6 +3,7 @@ datasets and dicts of columns are read alike, without importing any of them.
 """
 
 import math
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ import numpy as np
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError
+
+_HALVES = re.compile("[\ud800-\udfff]")  # of characters
 
 
 def column_names(table: Any) -> list[str]:
@@ -64,4 +67,7 @@ def person_id(cell: Any) -> str:
     >>> person_id(" Zoe\u0308 ") == person_id("Zo\u00eb")
     True
     """
-    return unicodedata.normalize("NFC", cell_text(cell))
+    text = unicodedata.normalize("NFC", cell_text(cell))
+    problem = "cannot be written as UTF-8"
+    check(not _HALVES.search(text), f"id {text!r}", problem, "write it in characters", DataError)
+    return text

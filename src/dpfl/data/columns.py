@@ -171,7 +171,7 @@ class Column:
                     found.append(float(cell))
                 else:
                     found.append(codes[text if self.categories else text.lower()])
-            except (TypeError, ValueError, KeyError) as error:
+            except (TypeError, ValueError, KeyError, OverflowError) as error:
                 place, shown = self._at(where, row, rows), text[:40]
                 if self.type == "category":
                     near = did_you_mean(text, self.categories)

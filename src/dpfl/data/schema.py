@@ -68,13 +68,14 @@ class Schema:
     ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [column.name for column in self.columns]
+        names = {column.name: column for column in self.columns}
         problem = f"two columns have one name among {', '.join(names)}"
-        check(len(set(names)) == len(names), "schema", problem, "name each column once")
+        check(len(names) == len(self.columns), "schema", problem, "name each column once")
         check(bool(self.target), "schema", "has no target", "name the column to be predicted")
         for name in self.target:
-            known, near = name in names, did_you_mean(name, names)
-            check(known, "schema", f"its target '{name}' is not among its columns", near)
+            if name not in names:
+                problem = f"its target '{name}' is not among its columns"
+                raise ConfigurationError("schema", problem, did_you_mean(name, names))
         check(bool(self.inputs), "schema", "has no column beside its target", "add one")
         for column in self.outcomes:
             problem = "is a target, and a missing target cannot be an indicator"
@@ -94,7 +95,8 @@ class Schema:
     @property
     def inputs(self) -> tuple[Column, ...]:
         """The columns that become features."""
-        return tuple(column for column in self.columns if column.name not in self.target)
+        targets = set(self.target)
+        return tuple(column for column in self.columns if column.name not in targets)
 
     @property
     def outcomes(self) -> tuple[Column, ...]:

@@ -83,8 +83,9 @@ def _as_array(cells: Any) -> np.ndarray:
     """A column as an array; anything but numbers stays as it is, one object a cell."""
     if isinstance(cells, np.ndarray):
         return cells
-    if all(isinstance(cell, int | float) for cell in cells):
-        return np.asarray(cells)
+    for kind in (int, float):  # large whole numbers beside others would be rounded
+        if all(isinstance(cell, kind) for cell in cells):
+            return np.asarray(cells)
     found = np.empty(len(cells), dtype=object)
     found[:] = cells
     return found
@@ -104,10 +105,11 @@ def plain_columns(table: Any, target: str | None, where: str) -> Arrays:
     features = []
     for name in inputs:
         cells = np.asarray(column_of(table, name))
+        cells = np.asarray(cells.tolist()) if cells.dtype == object else cells
         problem = f"column '{name}' does not hold numbers"
         remedy = "leave it out, or describe the columns by a Schema"
         check_data(cells.dtype.kind in "iufb", where, problem, remedy)
-        features.append(cells)
+        features.append(cells.astype(np.float64))  # rounded alike whatever the others are
     return np.stack(features, axis=1), np.asarray(column_of(table, str(target)))
 
 

@@ -34,6 +34,7 @@ from dpfl.core.types import Claims, Plain, Terms
 
 HELLO, TERMS, TRAIN, SUM, END = "hello", "terms", "train", "sum", "end"  # the kinds of requests
 LARGEST_HEADER = 1 << 20
+LONGEST = 2_000  # characters of a reason, or of a line of a log, in which another's words may be
 SAME_VERSION = "use the same version on both sides"
 _FINAL = (ConfigurationError.exit_code, PrivacyRefusal.exit_code)
 
@@ -76,7 +77,7 @@ def refusal(reason: str, **more: Any) -> Message:
     >>> answer.accepted, answer.reason
     (False, 'its budget does not cover another round')
     """
-    return Message(header={"ok": False, "reason": reason, **more})
+    return Message(header={"ok": False, "reason": reason[:LONGEST], **more})
 
 
 def acceptance(site: str, payload: bytes = b"", **more: Any) -> Message:

@@ -37,6 +37,7 @@ from dpfl.tasks import Regression, Task, make_task
 
 SCHEMA_FILE = "schema.toml"
 UNITS_KEY = "units.key"
+_KEY_BYTES = 32
 
 
 class LoadedSite(SiteFolder):
@@ -63,9 +64,12 @@ class LoadedSite(SiteFolder):
                     problem = "is missing: who was withdrawn, and who is tested on, is not known"
                     new = not (ledger.withdrawals() or ledger.runs_with_units())
                     check(new, str(path), problem, "restore it from a backup", FolderError)
-            write_safely(path, secrets.token_hex(32).encode(), secret=True)
+            write_safely(path, secrets.token_hex(_KEY_BYTES).encode(), secret=True)
         try:
-            return UnitKey(bytes.fromhex(path.read_text().strip()))
+            key = UnitKey(bytes.fromhex(path.read_text().strip()))
+            if len(key.value) != _KEY_BYTES:
+                raise ValueError(f"it has {len(key.value)} bytes")
+            return key
         except (OSError, ValueError) as error:
             raise FolderError(str(path), f"cannot be used ({error})", "restore it") from error
 

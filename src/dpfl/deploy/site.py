@@ -167,8 +167,7 @@ class Site(BoundSite):
     def _train(self, ledger: SiteLedger, request: TrainingRequest) -> Message:
         """Answer one round: check, work, then charge and store the answer before it is sent."""
         run, round_ = request.run, request.round
-        changed = self._changed(ledger, request)
-        commitment = None if changed else self.commitment(request)
+        commitment = None if self._changed(ledger, request) else self.commitment(request)
         self._check_agreed(ledger, request)
         last = ledger.answered(run)
         if last is not None and last.round == round_:

@@ -32,7 +32,7 @@ from dpfl.core.checks import check
 from dpfl.core.errors import DiskError, DpflError, FolderError, LedgerError, PeerError
 from dpfl.core.files import append_line, write_safely
 from dpfl.core.types import Observer
-from dpfl.deploy.messages import Message, write_header
+from dpfl.deploy.messages import LONGEST, Message, write_header
 from dpfl.deploy.receipts import RECEIPTS, Receipt, check_held, read_receipts
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.site_ledger import SiteLedger
@@ -200,7 +200,7 @@ def log(folder: Path, sentence: str) -> None:
     A log that cannot be written stops nothing: what must not be lost is in the ledger.
     """
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence)
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence[:LONGEST])
     with suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as stream:
         stream.write(f"{now} {line}\n")
 

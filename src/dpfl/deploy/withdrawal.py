@@ -117,6 +117,9 @@ def withdraw(site: LoadedSite, withdrawal: Withdrawal) -> None:
     with closing(site.checked_ledger()) as ledger:
         mark, runs = withdrawal.mark, ledger.runs_with_units()  # one may have begun meanwhile
         open_runs = [run for run in runs if site.still_planned(ledger, run)]
+        problem, remedy = "has changed meanwhile", "put the file back, and run the command again"
+        same = withdrawal.studies.keys() <= set(open_runs)
+        check(same, str(site.folder), problem, remedy, DataError)
         digests = {run: site.digests_without(ledger, run, mark) for run in open_runs}
         done = ledger.withdraw(mark, runs, digests)
         problem = "was changed by another process meanwhile"

@@ -7,7 +7,7 @@ from typing import Any
 from dpfl.core.checks import check, whole_number
 from dpfl.core.types import Plain
 from dpfl.runs.experiment import Experiment
-from dpfl.runs.toml_file import read_toml, with_new_names
+from dpfl.runs.toml_file import read_toml
 
 Source = Experiment | Path | str | Mapping[str, Any]
 """An experiment, the path of its TOML file, or its sections as a dict."""
@@ -18,10 +18,10 @@ def values_of(experiment: Source) -> Plain:
     if isinstance(experiment, Experiment):
         return experiment.to_dict()
     if isinstance(experiment, Mapping):
-        return with_new_names(dict(experiment), Experiment.renamed)
+        return dict(experiment)
     good, remedy = isinstance(experiment, Path | str), "give an Experiment, a TOML file or a dict"
     check(good, "experiment", f"{experiment!r} is not an experiment", remedy)
-    return with_new_names(read_toml(Path(experiment)), Experiment.renamed)
+    return read_toml(Path(experiment))
 
 
 def seed_list(seeds: int | Sequence[int]) -> list[int]:

@@ -36,7 +36,7 @@ TEXT_MODELS: dict[str, networks.BuildText] = {name: getattr(networks, name) for 
 """Models of tokens: ``TEXT_MODELS[name](vocabulary, classes, hidden)``."""
 
 
-MOST_PARAMETERS = 1 << 30
+MOST_PARAMETERS = 1 << 26
 """No model with more can be sent: a message has at most 4 GiB."""
 
 _SMALLER = f"give sizes with which it has at most {MOST_PARAMETERS}"

@@ -251,5 +251,8 @@ def database_errors(name: str) -> Iterator[None]:
         if "full" in str(error) or "disk I/O" in str(error):
             remedy = "free some space and resume; what was charged is kept"
             raise DiskError(name, f"cannot be written ({error})", remedy) from error
+        if "locked" in str(error) or "busy" in str(error):
+            problem, remedy = "is in use by another process", "end that process, or try again later"
+            raise LedgerError(name, problem, remedy) from error
         remedy = "restore it from a backup; a run does not go on without its ledger"
         raise LedgerError(name, f"cannot be used ({error})", remedy) from error

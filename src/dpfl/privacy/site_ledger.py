@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from dpfl.core.checks import check
+from dpfl.core.errors import LedgerError
 from dpfl.privacy.chain import Entry, require
 from dpfl.privacy.costs import Charge
 from dpfl.privacy.ledger import Ledger
@@ -127,7 +129,7 @@ class SiteLedger(Ledger):
         a study's units are not those any more.
         """
         with self._transaction() as entry:
-            if self.runs_with_units() != list(runs):
+            if mark in self.withdrawals() or self.runs_with_units() != list(runs):
                 return False
             for run, (before, after) in digests.items():
                 planned = self.units(run)
@@ -137,7 +139,6 @@ class SiteLedger(Ledger):
             entry.insert("withdrawn", [(mark.hex(), time.time())])
             entry.connection.execute("INSERT INTO untraced VALUES (?)", (mark.hex(),))
             entry.connection.execute("UPDATE outbox SET private = ?", (b"",))
-        self._rows("PRAGMA wal_checkpoint(TRUNCATE)")  # so that no file holds private parts
         return True
 
     @contextmanager
@@ -151,7 +152,11 @@ class SiteLedger(Ledger):
         return [mark for (mark,) in self._rows("SELECT mark FROM untraced")]
 
     def traces_removed(self, marks: Sequence[str]) -> None:
-        """Write down that no file beside the ledger holds traces of these units any more."""
+        """Write down that no file holds traces of these units any more, nor the ledger's own."""
+        ((busy, *_),) = self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
+        remedy = "end that process, and run the command again"
+        problem = "is read by another process, and holds private parts until then"
+        check(not busy, self._name, problem, remedy, LedgerError)
         with self._transaction() as entry:
             for mark in marks:
                 entry.connection.execute("DELETE FROM untraced WHERE mark = ?", (mark,))

@@ -53,10 +53,6 @@ class Experiment(TomlFile):
 
     python: ClassVar[bool] = False
     called: ClassVar[str] = "experiment"
-    renamed: ClassVar[Mapping[str, str]] = {
-        "practices": "client_settings",
-        "run.liars": "run.misreports",
-    }
     # What never changes a bit; weights are named by their digest.
     incidental: ClassVar[Plain] = {"run": {"workers"}, "model": {"weights"}}
     data: sections.DataSection

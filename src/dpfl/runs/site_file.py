@@ -1,7 +1,7 @@
 """A site's own file: its records, its budget, and what it accepts, whatever a server says."""
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -152,7 +152,6 @@ class SiteFile(TomlFile):
 
     called: ClassVar[str] = "site"
     made_with: ClassVar[str] = "dpfl site init"
-    renamed: ClassVar[Mapping[str, str]] = {"practice": "client_settings"}
 
     site: SiteSection
     data: SiteDataSection

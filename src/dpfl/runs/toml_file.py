@@ -5,7 +5,6 @@ problem.
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
 from datetime import date, time
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -41,13 +40,11 @@ class TomlFile(Section):
     """A whole file, made of sections.
 
     A subclass names its sections as fields. ``called`` names the file where there is no path, and
-    in a folder that was ``made_with`` a command. ``renamed`` maps dotted keys of version 0.1 to
-    what they are now, so that old files open. ``incidental`` keys do not change the digest.
+    in a folder that was ``made_with`` a command. ``incidental`` keys do not change the digest.
     """
 
     called: ClassVar[str] = "file"
     made_with: ClassVar[str] = "an editor"
-    renamed: ClassVar[Mapping[str, str]] = {}
     incidental: ClassVar[Plain] = {}
 
     @classmethod
@@ -58,12 +55,11 @@ class TomlFile(Section):
         known one.
         """
         place = cls.called if where is None else where
-        current = with_new_names(values, cls.renamed)
-        check_moments(current, place)
+        check_moments(values, place)
         try:
-            found = cls.model_validate(current)
+            found = cls.model_validate(values)
         except ValidationError as error:
-            raise _explained(place, first_problem(error, current), cls.called) from error
+            raise _explained(place, first_problem(error, values), cls.called) from error
         found.agrees(place)
         return found
 
@@ -143,18 +139,3 @@ def _explained(where: str, problem: Problem, called: str) -> ConfigurationError:
         return ConfigurationError(at, "is missing", "give a value: it has no default")
     remedy = f"give {problem.wanted}" if problem.wanted else f"see docs on the {called} file"
     return ConfigurationError(at, f"{problem.given} was given", remedy)
-
-
-def with_new_names(values: Plain, renamed: Mapping[str, str]) -> Plain:
-    """Return the values with keys of version 0.1 under their new names.
-
-    >>> with_new_names({"run": {"liars": {"a": 2.0}}}, {"run.liars": "run.misreports"})
-    {'run': {'misreports': {'a': 2.0}}}
-    """
-    for old, new in renamed.items():
-        section, _, key = old.rpartition(".")
-        place = values.get(section) if section else values
-        if isinstance(place, dict) and key in place:
-            moved = {new.rpartition(".")[2] if k == key else k: v for k, v in place.items()}
-            values = {**values, section: moved} if section else moved
-    return values
