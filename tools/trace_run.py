@@ -257,8 +257,7 @@ def _playing(federation: Any) -> Callable[[], object]:
 
 def run_secure(base: Path) -> Callable[[], object]:
     """The same over a secure sum."""
-    from tests.deploy import federation as helpers
-    from tests.deploy import sums
+    from tests.deploy import federation as helpers, sums
 
     values = helpers.study_values("weiavg", rounds=ROUNDS, local_steps=1)
     values["secure_sum"] = {}

@@ -13,8 +13,14 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.client.mod import secaggplus_mod
-from flwr.common import Code, FitRes, Parameters, Status, ndarrays_to_parameters
-from flwr.common import parameters_to_ndarrays as to_arrays
+from flwr.common import (
+    Code,
+    FitRes,
+    Parameters,
+    Status,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays as to_arrays,
+)
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.compat.common import recorddict_compat as compat
 from flwr.server import LegacyContext, ServerConfig, SimpleClientManager

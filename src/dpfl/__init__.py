@@ -13,48 +13,49 @@ from typing import TYPE_CHECKING, Any
 from dpfl.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from dpfl.core.errors import DpflError as DpflError
-    from dpfl.core.errors import NotPrivateWarning as NotPrivateWarning
-    from dpfl.core.random import PublicSeed as PublicSeed
-    from dpfl.core.random import SecretRng as SecretRng
-    from dpfl.core.types import Adjacency as Adjacency
-    from dpfl.core.types import Budget as Budget
-    from dpfl.core.types import Claims as Claims
-    from dpfl.core.types import ClientSettings as ClientSettings
-    from dpfl.core.types import Observer as Observer
-    from dpfl.core.types import Unit as Unit
+    from dpfl.core.errors import DpflError as DpflError, NotPrivateWarning as NotPrivateWarning
+    from dpfl.core.random import PublicSeed as PublicSeed, SecretRng as SecretRng
+    from dpfl.core.types import (
+        Adjacency as Adjacency,
+        Budget as Budget,
+        Claims as Claims,
+        ClientSettings as ClientSettings,
+        Observer as Observer,
+        Unit as Unit,
+    )
     from dpfl.data.columns import Column as Column
     from dpfl.data.federation import Federation as Federation
     from dpfl.data.schema import Schema as Schema
     from dpfl.datasets.named import load_dataset as load_dataset
-    from dpfl.experiments.planning import describe as describe
-    from dpfl.experiments.planning import plan as plan
+    from dpfl.experiments.planning import describe as describe, plan as plan
     from dpfl.experiments.results import StudyResult as StudyResult
-    from dpfl.experiments.studies import compare as compare
-    from dpfl.experiments.studies import sweep as sweep
-    from dpfl.experiments.studies import tune as tune
+    from dpfl.experiments.studies import compare as compare, sweep as sweep, tune as tune
     from dpfl.plugs.accounted_metric import AccountedMetric as AccountedMetric
-    from dpfl.plugs.selection import Everyone as Everyone
-    from dpfl.plugs.selection import FixedCohort as FixedCohort
-    from dpfl.plugs.selection import PoissonCohort as PoissonCohort
+    from dpfl.plugs.selection import (
+        Everyone as Everyone,
+        FixedCohort as FixedCohort,
+        PoissonCohort as PoissonCohort,
+    )
     from dpfl.privacy.budgets import make_budgets as make_budgets
     from dpfl.privacy.random_runs import RandomRuns as RandomRuns
     from dpfl.privacy.statement import Statement as Statement
     from dpfl.runs.experiment import Experiment as Experiment
-    from dpfl.runs.predictor import Predictor as Predictor
-    from dpfl.runs.predictor import load as load
-    from dpfl.sim.accounted import AccountedEvaluation as AccountedEvaluation
-    from dpfl.sim.accounted import AccountedSelection as AccountedSelection
-    from dpfl.sim.accounted import evaluate as evaluate
-    from dpfl.sim.accounted import select as select
-    from dpfl.sim.callbacks import EarlyStopping as EarlyStopping
-    from dpfl.sim.callbacks import PublicMetric as PublicMetric
-    from dpfl.sim.callbacks import RoundEnd as RoundEnd
-    from dpfl.sim.callbacks import UnaccountedScore as UnaccountedScore
+    from dpfl.runs.predictor import Predictor as Predictor, load as load
+    from dpfl.sim.accounted import (
+        AccountedEvaluation as AccountedEvaluation,
+        AccountedSelection as AccountedSelection,
+        evaluate as evaluate,
+        select as select,
+    )
+    from dpfl.sim.callbacks import (
+        EarlyStopping as EarlyStopping,
+        PublicMetric as PublicMetric,
+        RoundEnd as RoundEnd,
+        UnaccountedScore as UnaccountedScore,
+    )
     from dpfl.sim.result import Result as Result
     from dpfl.sim.train import train as train
-    from dpfl.strategy import Strategy as Strategy
-    from dpfl.strategy import with_secure_sum as with_secure_sum
+    from dpfl.strategy import Strategy as Strategy, with_secure_sum as with_secure_sum
     from dpfl.strategy.method import method as method
 
 _HOMES = {

@@ -21,8 +21,7 @@ from scipy import stats
 from dpfl.cli import compare as r
 from dpfl.cli.main import run_command
 from dpfl.cli.options import Asked
-from dpfl.experiments import compare as library
-from dpfl.experiments import pool as compare
+from dpfl.experiments import compare as library, pool as compare
 from dpfl.experiments.ranking import standings
 from dpfl.experiments.results import CellResult
 from dpfl.methods import METHODS, families

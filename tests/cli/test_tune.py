@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from dpfl.cli.main import run_command
-from dpfl.experiments import compare as library
-from dpfl.experiments import pool as compare
+from dpfl.experiments import compare as library, pool as compare
 from dpfl.experiments.study import Sweep
 from dpfl.methods import METHODS
 from dpfl.runs.experiment import Experiment

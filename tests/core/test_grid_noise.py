@@ -9,8 +9,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy import stats
 
 from dpfl.core.grid_noise import CELL, COUNTS, LARGEST, SCALE, GridNoise, fill_rows, ideal

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import tomli_w
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from dpfl.core.errors import ConfigurationError, DataError
 from dpfl.core.types import Plain
@@ -300,3 +300,16 @@ def test_a_schema_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         Schema.read(tmp_path / "odd.toml")
     (tmp_path / "good.toml").write_text(tomli_w.dumps(PLAIN))
     assert Schema.read(tmp_path / "good.toml") == SCHEMA
+
+
+def seconds_to_read(targets: int) -> float:
+    columns = {f"c{i}": {"type": "number", "range": [0, 1]} for i in range(targets + 1)}
+    values = {"target": [f"c{i}" for i in range(targets)], "columns": columns}
+    began = time.process_time()
+    assert len(Schema.from_dict(values).inputs) == 1
+    return time.process_time() - began
+
+
+def test_the_time_to_read_a_schema_grows_with_its_columns_and_not_with_their_square() -> None:
+    few, many = (min(seconds_to_read(count) for _ in range(3)) for count in (2_000, 16_000))
+    assert many < 25 * few

@@ -12,8 +12,7 @@ import polars as pl
 import pytest
 import scipy.sparse
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import (
@@ -335,3 +334,48 @@ def test_budgets_may_be_given_later_by_the_clients_numbers() -> None:
 def test_one_loader_for_all_clients_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="clients are a list; give"):
         dpfl.Federation.from_torch([(torch.zeros(2), 1)])  # type: ignore[arg-type]
+
+
+PATIENTS = Schema.from_dict(
+    {
+        "target": "ill",
+        "person": "who",
+        "columns": {"x": {"type": "number", "range": [0, 100]}, "ill": {"type": "boolean"}},
+    }
+)
+
+
+def hospital_of(who: list[Any], x: list[Any]) -> dpfl.Federation:
+    count = len(who)
+    cells = {"site": ["n"] * count, "who": who, "x": x, "ill": [i % 2 for i in range(count)]}
+    return dpfl.Federation.from_frame(cells, client="site", schema=PATIENTS)
+
+
+def test_one_person_s_id_does_not_change_the_others() -> None:
+    """Whole numbers above 2^53 would become one another as floating-point numbers."""
+    ids: list[Any] = [2**53 + i for i in range(39)]
+    for last in (7, 7.5, "7", 2**70):
+        shard = hospital_of([*ids, last], list(range(40))).shards["n"]
+        assert shard.examples + len(shard.test_labels) == 40
+
+
+def test_one_number_does_not_change_how_others_are_rounded() -> None:
+    large: list[Any] = [(2**24 - 1 - i) * 2**36 + 2**35 + 1 for i in range(30)]
+    made = []
+    for last in (3, 3.5):
+        cells = {"site": ["n"] * 31, "x": [*large, last], "ill": [i % 2 for i in range(31)]}
+        shard = dpfl.Federation.from_frame(cells, client="site", target="ill").shards["n"]
+        made.append({float(x) for x in torch.cat([shard.features, shard.test_features])})
+    assert made[0] - {3.0} == made[1] - {3.5}
+
+
+@pytest.mark.parametrize(
+    ("who", "x", "words"),
+    [
+        (["\ud800", *"abcdefghi"], list(range(10)), "cannot be written as UTF-8"),
+        (list("abcdefghij"), [10**400, *range(9)], "is not a number"),
+    ],
+)
+def test_ids_and_numbers_that_cannot_be_are_refused(who: Any, x: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        hospital_of(who, x)

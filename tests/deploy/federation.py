@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Message as FlowerMessage
-from flwr.app import RecordDict
+from flwr.app import Message as FlowerMessage, RecordDict
 
 from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Downlink, Observer

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Error, RecordDict
-from flwr.app import Message as FlowerMessage
+from flwr.app import ConfigRecord, Error, Message as FlowerMessage, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
@@ -36,6 +35,7 @@ from dpfl.runs.folder import RunFolder
 from tests.deploy.federation import (
     CLIENT,
     FEATURES,
+    RECORD as GRANT,
     Federation,
     WatchedGrid,
     changed,
@@ -47,9 +47,6 @@ from tests.deploy.federation import (
     reply_with,
     round_of,
     study_values,
-)
-from tests.deploy.federation import (
-    RECORD as GRANT,
 )
 
 SIZE = 2 * (FEATURES + 1)

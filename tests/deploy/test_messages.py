@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, RecordDict
-from flwr.app import Message as FlowerMessage
-from hypothesis import given
-from hypothesis import strategies as st
+from flwr.app import ConfigRecord, Message as FlowerMessage, RecordDict
+from hypothesis import given, strategies as st
 
 from dpfl.core.errors import PeerError
 from dpfl.core.types import Claims, Terms

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,11 +19,12 @@ import pytest
 from safetensors.torch import save
 
 from dpfl.core.errors import ConfigurationError, DpflError, PeerError
-from dpfl.deploy.messages import Introduction, Message, Reply
+from dpfl.deploy.messages import LONGEST, Introduction, Message, Reply
 from dpfl.deploy.outcome import outcomes
 from dpfl.deploy.receipts import Receipt
 from dpfl.deploy.requests import END, HELLO, SUM, TERMS, TRAIN, Request
 from dpfl.deploy.site import Site
+from dpfl.deploy.site_folder import LOG
 from dpfl.deploy.sum_phases import KEYS
 from dpfl.runs.deployment import StudyFile
 from tests.audited import closed
@@ -240,6 +242,37 @@ def test_names_have_a_limit(kind: str, name: str, site: Site, desk: Desk) -> Non
             Request.read(altered)
         assert len(str(caught.value)) < 300
         assert not site.answer(altered).accepted
+
+
+@pytest.mark.parametrize("letter", ["x", "\n", "\U000e0001"], ids=ascii)
+@pytest.mark.parametrize(
+    "field",
+    [("model", "name"), ("task", "metric"), ("method", "name"), ("study", "unit")],
+    ids=".".join,
+)
+def test_a_server_s_words_are_quoted_up_to_a_limit(
+    field: tuple[str, ...], letter: str, site: Site, desk: Desk
+) -> None:
+    before = (site.folder / LOG).stat().st_size if (site.folder / LOG).exists() else 0
+    hello = with_header(desk.hello(), "run", "another")
+    answer = site.answer(with_value(hello, field, letter * 100_000))
+    assert not answer.accepted
+    assert len(str(answer.reason)) <= LONGEST
+    assert not (site.folder / LOG).exists() or (
+        (site.folder / LOG).stat().st_size - before < 20 * LONGEST
+    )
+
+
+@pytest.mark.parametrize("hidden", [10_000_000, 1 << 40])
+def test_a_model_that_would_fill_the_memory_is_refused_before_it_is_built(
+    hidden: int, site: Site, desk: Desk
+) -> None:
+    message = with_header(desk.hello(), "run", "another")
+    message = with_value(message, ("model", "name"), "mlp")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answer = site.answer(with_value(message, ("model", "hidden"), hidden))
+    assert "at most 67108864" in str(answer.reason)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
 @pytest.mark.parametrize("name", LONG, ids=lambda name: f"{name!r:.8}")

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Error, MessageType
-from flwr.app import Message as FlowerMessage
+from flwr.app import Error, Message as FlowerMessage, MessageType
 from flwr.supercore.task_identity import TaskIdentity
 
 from dpfl.core.errors import DataError, DiskError, FolderError, PeerError

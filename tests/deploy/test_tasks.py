@@ -293,8 +293,7 @@ def test_three_sites_learn_numbers_from_their_files_as_a_simulation_does(tmp_pat
     federation.sites = {name: with_numbers(site) for name, site in federation.sites.items()}
     assert federation.play()["refusals"] == {}
     study, sites = StudyFile.in_folder(federation.server), federation.sites
-    from dpfl import Budget, weiavg
-    from dpfl import Federation as Arrays
+    from dpfl import Budget, Federation as Arrays, weiavg
 
     records = {name: site.federation().shards[name] for name, site in sites.items()}
     arrays = {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import shutil
 import signal
+import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +18,7 @@ import torch
 from safetensors.torch import save
 
 from dpfl.cli.main import run_command
-from dpfl.core.errors import ConfigurationError, DataError, FolderError
+from dpfl.core.errors import ConfigurationError, DataError, FolderError, LedgerError
 from dpfl.core.types import Observer
 from dpfl.deploy.messages import Message, Reply
 from dpfl.deploy.outcome import keep_model
@@ -298,6 +300,71 @@ def test_a_lost_key_is_not_replaced_where_it_was_used(tmp_path: Path) -> None:
         Site(site.folder).federation()
 
 
+@pytest.mark.parametrize("key", ["", "ab", "cd" * 32, "ab" * 100, "zz"])
+def test_another_key_does_not_undo_a_withdrawal(tmp_path: Path, key: str) -> None:
+    site = hospital(tmp_path / "a")
+    withdraw(site, plan_withdrawal(Site(site.folder), "p7", None))
+    kept = (site.folder / UNITS_KEY).read_text()
+    (site.folder / UNITS_KEY).write_text(key)
+    with pytest.raises(FolderError, match="restore it"):
+        Site(site.folder).member()
+    (site.folder / UNITS_KEY).write_text(kept)
+    shard = Site(site.folder).member().shard
+    assert shard.examples + len(shard.test_labels) == 29
+
+
+def test_a_person_who_is_withdrawn_twice_at_once_is_withdrawn_once(tmp_path: Path) -> None:
+    site = hospital(tmp_path / "a")
+    one, other = (plan_withdrawal(Site(site.folder), "p7", None) for _ in range(2))
+    withdraw(Site(site.folder), one)
+    with pytest.raises(LedgerError, match="changed by another process meanwhile"):
+        withdraw(Site(site.folder), other)
+    with closing(site.ledger()) as ledger:
+        assert len(ledger.withdrawals()) == 1
+
+
+def test_a_file_that_changes_while_a_person_thinks_withdraws_nobody(tmp_path: Path) -> None:
+    """The study could not go on with a blank, although the command has said so."""
+    site, server = make_site(tmp_path / "a", "a", policy=REHEARSAL), desk()
+    assert site.answer(server.terms()).accepted
+    number = lines_of(site, trained=True, count=1)[0]
+    planned = plan_withdrawal(Site(site.folder), None, number)
+    records = site.folder / "records.csv"
+    before = records.read_text()
+    rows = before.splitlines()
+    records.write_text("\n".join(rows[: number - 1] + rows[number:]) + "\n")
+    with pytest.raises(DataError, match="put the file back"):
+        withdraw(Site(site.folder), planned)
+    records.write_text(before)
+    withdraw(Site(site.folder), planned)
+    assert last_bytes(site, server, 0).payload
+
+
+def test_private_parts_leave_the_ledger_s_file_or_the_command_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = study_values("ppsgd", rounds=ROUNDS, run=SEEDED, local_steps=1)
+    server = Desk({**values, "model": {"name": "mlp", "hidden": 4}})
+    site = make_site(tmp_path / "a", "a", CLIENT, REHEARSAL)
+    assert site.answer(server.terms()).accepted
+    last_bytes(site, server, 0)
+    with closing(site.ledger()) as ledger:
+        answered = ledger.answered("run-1")
+    assert answered is not None
+    held, ledger_file = answered.private[-64:], site.folder / "ledger.sqlite"
+    number = lines_of(site, trained=True, count=1)[0]
+    connect = sqlite3.connect
+    monkeypatch.setattr("sqlite3.connect", lambda *a, **k: connect(*a, **{**k, "timeout": 0.1}))
+    with closing(connect(ledger_file)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM outbox").fetchall()
+        with pytest.raises(LedgerError, match="is read by another process"):
+            line(site, number)
+    remove_traces(Site(site.folder))
+    files = [path for path in site.folder.rglob("*") if path.is_file()]
+    assert not any(held in path.read_bytes() for path in files)
+
+
 # -- people ----------------------------------------------------------------------------------------
 
 SCHEMA = """
@@ -350,10 +417,22 @@ def test_a_person_is_withdrawn_by_id_from_the_command_line(
         (["--person", "nobody"], "is not in the file", 3),
         (["--line", "3"], "its units are not rows", 2),
         ([], "needs one unit", 2),
+        (["--person", "p\udcff"], "cannot be written as UTF-8", 3),
         (["--person", "p1", "--line", "3"], "needs one unit", 2),
     ):
         assert run_command(["site", "withdraw", str(site.folder), *arguments, "--yes"]) == code
         assert words in capfd.readouterr().err
+
+
+def test_where_nobody_can_be_asked_nobody_is_withdrawn(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = hospital(tmp_path / "a")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert run_command(["site", "withdraw", str(site.folder), "--person", "p7"]) == 130
+    assert "give --yes" in capfd.readouterr().err
+    with closing(site.ledger()) as ledger:
+        assert not ledger.withdrawals()
 
 
 def test_rows_without_an_id_are_explained_to_the_board(tmp_path: Path) -> None:

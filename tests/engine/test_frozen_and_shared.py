@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,8 +14,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.phases import Clipping
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Phase
-from dpfl.engine import ghost_clipping, make_engine, slow_layers
-from dpfl.engine import layer_rules as rules
+from dpfl.engine import ghost_clipping, layer_rules as rules, make_engine, slow_layers
 from dpfl.engine.base import Batch, Job
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.stacks import Chain

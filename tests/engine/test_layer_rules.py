@@ -8,15 +8,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from torch import Tensor, nn
 
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.data.inputs import NUMBERS, Inputs
-from dpfl.engine import convolutions, ghost_clipping
-from dpfl.engine import layer_rules as rules
+from dpfl.engine import convolutions, ghost_clipping, layer_rules as rules
 from dpfl.engine.base import Batch, Job
 from dpfl.engine.coverage import can_ghost_clip
 from dpfl.engine.ghost_clipping import GhostClipping

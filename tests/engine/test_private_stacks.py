@@ -8,8 +8,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from torch import Tensor, nn
 
 import dpfl

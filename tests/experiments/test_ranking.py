@@ -9,13 +9,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from scipy import stats
 
 from dpfl.core.errors import ConfigurationError
-from dpfl.experiments.ranking import Standing, grouped, holm, paired_p_value, remarks
-from dpfl.experiments.ranking import standings as ranked
+from dpfl.experiments.ranking import (
+    Standing,
+    grouped,
+    holm,
+    paired_p_value,
+    remarks,
+    standings as ranked,
+)
 from dpfl.experiments.results import CellResult
 
 HYPOTHETICAL = "hypothetical"

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dpfl.data.schema import Schema
 from dpfl.data.tables import read_columns, read_folder
@@ -18,8 +17,7 @@ from dpfl.methods import METHODS
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.experiment import Experiment, for_method
 from dpfl.runs.site_file import SITE_FILE, SiteFile
-from tests.data.test_schema import PLAIN as SCHEMA
-from tests.data.test_schema import TABLE
+from tests.data.test_schema import PLAIN as SCHEMA, TABLE
 from tests.deploy.federation import CLIENT, study_values, write_csv
 from tests.fuzz.doors import command, enter, fresh
 from tests.fuzz.mutations import altered, as_csv, as_json, as_toml, damaged, files

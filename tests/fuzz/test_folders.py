@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors.torch import load, save
 
 from dpfl.core.random import PublicSeed

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from flwr.app import ConfigRecord, RecordDict
-from flwr.app import Message as FlowerMessage
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from flwr.app import ConfigRecord, Message as FlowerMessage, RecordDict
+from hypothesis import given, settings, strategies as st
 
 import dpfl.core.errors
 from dpfl.core.grid import Grid

@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from torch import Tensor
 
 from dpfl.numerics.clipping import CLIP_MARGIN, clip, clip_factor, squared_norms

@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy import integrate, stats
 from tests.by_hand import play_clients, train_with_losses
 from torch import Tensor

@@ -12,8 +12,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors.torch import load_file
 from scipy.optimize import brentq
 from scipy.stats import norm

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 import dpfl
@@ -18,10 +17,9 @@ from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Cohort, Rows
 from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
-from dpfl.methods.robust_hdp import NoiseAwareWeights, inverse_weights, noise_aware_weights
+from dpfl.methods.robust_hdp import NoiseAwareWeights, inverse_weights
 from dpfl.models import make_model
-from dpfl.numerics import noise_estimates as module
-from dpfl.numerics import pursuit
+from dpfl.numerics import noise_estimates as module, pursuit
 from dpfl.numerics.noise_estimates import moment_estimates, noise_estimates
 from dpfl.numerics.pursuit import principal_component_pursuit
 from dpfl.privacy.flags import Flag
@@ -125,14 +123,14 @@ def test_a_pursuit_that_did_not_converge_says_so(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("seed", range(3))
 def test_the_aggregate_s_noise_is_within_a_hundredth_of_the_least(seed: int) -> None:
     matrix, std = planted(6000, 20, 1, (1.0, 3.0, 10.0), seed)
-    assert above_the_least(noise_aware_weights(matrix.T), std) < 1.01
+    assert above_the_least(inverse_weights(noise_estimates(matrix.T)[0]), std) < 1.01
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_where_the_signal_dominates_raw_norms_fail_and_the_pursuit_does_not(seed: int) -> None:
     matrix, std = planted(6000, 20, 1, (0.01, 0.03, 0.1), seed)
     assert above_the_least(inverse_weights(matrix.square().sum(dim=0)), std) > 5
-    assert above_the_least(noise_aware_weights(matrix.T), std) < 1.2
+    assert above_the_least(inverse_weights(noise_estimates(matrix.T)[0]), std) < 1.2
 
 
 def test_moments_find_noise_that_dominates() -> None:
@@ -142,15 +140,19 @@ def test_moments_find_noise_that_dominates() -> None:
 
 def test_permuting_clients_permutes_weights_and_scaling_all_changes_none() -> None:
     matrix, _ = planted(800, 8, 1, (1.0, 2.0, 5.0))
-    weights, turn = noise_aware_weights(matrix.T), torch.roll(torch.arange(8), 3)
-    assert torch.allclose(noise_aware_weights(matrix.T[turn]), weights[turn], rtol=1e-5)
+    weights, turn = inverse_weights(noise_estimates(matrix.T)[0]), torch.roll(torch.arange(8), 3)
+    assert torch.allclose(
+        inverse_weights(noise_estimates(matrix.T[turn])[0]), weights[turn], rtol=1e-5
+    )
     for factor in (1e-6, 1e6):
-        assert torch.allclose(noise_aware_weights(factor * matrix.T), weights, rtol=1e-5)
+        assert torch.allclose(
+            inverse_weights(noise_estimates(factor * matrix.T)[0]), weights, rtol=1e-5
+        )
 
 
 def test_equal_noise_gives_nearly_equal_weights() -> None:
     matrix, _ = planted(6000, 10, 1, (1.0,))
-    assert float((noise_aware_weights(matrix.T) - 0.1).abs().max()) < 0.01
+    assert float((inverse_weights(noise_estimates(matrix.T)[0]) - 0.1).abs().max()) < 0.01
 
 
 def test_blocks_cover_all_coordinates_and_the_last_one_ends_at_the_end(

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy import optimize, special
 from tests.by_hand import play_clients, train_with_losses
 from torch import Tensor, nn

@@ -13,8 +13,7 @@ import pytest
 import torch
 from dp_accounting import NeighboringRelation, pld
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 import dpfl

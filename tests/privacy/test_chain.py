@@ -8,8 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.privacy.ledgers import SERVER, WORLD, charge, cost, plan, set_budgets
 
 from dpfl.core.errors import LedgerError

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.privacy.ledgers import DELTA, SERVER, charge, cost, exact_epsilon, plan
 
 from dpfl.core.errors import LedgerError, PrivacyRefusal

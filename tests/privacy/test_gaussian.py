@@ -7,8 +7,7 @@ import time
 
 import mpmath
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dpfl.core.types import Adjacency
 from dpfl.privacy.accountant import spend

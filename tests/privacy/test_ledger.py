@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.privacy.ledgers import (
     DELTA,
     SERVER,

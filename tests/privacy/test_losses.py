@@ -11,8 +11,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation, pld
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dpfl.core.types import Adjacency
 from dpfl.privacy.accountant import FINE, QUICK, quick_epsilon, spend

@@ -9,8 +9,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import dp_event
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.random import PublicSeed, SecretRng

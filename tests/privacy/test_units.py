@@ -3,8 +3,7 @@
 import pickle
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dpfl.core.errors import LedgerError
 from dpfl.core.types import Adjacency, Budget, Observer, Unit

@@ -10,8 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from dpfl.core.types import Adjacency, Observer, Promise, Unit
 from dpfl.privacy.accountant import shown

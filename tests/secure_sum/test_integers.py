@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dpfl.core.errors import PeerError, PrivacyRefusal
 from dpfl.secure_sum import integers

@@ -1,8 +1,7 @@
 """The sum is exact, whoever drops out; what one member sends tells nothing without the others."""
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.secure_sum.sums import make_sum
 
 

@@ -18,8 +18,7 @@ from dpfl.engine.finish_scores import FinishScores
 from dpfl.report.page import write_report
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.result import Summary
-from dpfl.sim import finish as module
-from dpfl.sim import summary as summaries
+from dpfl.sim import finish as module, summary as summaries
 from dpfl.sim.train import run_experiment
 
 CLIENTS = 5

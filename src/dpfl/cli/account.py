@@ -15,8 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 import dpfl.report as pages
-from dpfl.cli import console as c
-from dpfl.cli import options as o
+from dpfl.cli import console as c, options as o
 from dpfl.core.checks import check
 from dpfl.core.errors import LedgerError
 from dpfl.core.types import Plain

@@ -6,8 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfl.cli import console as c
-from dpfl.cli import options as o
+from dpfl.cli import console as c, options as o
 from dpfl.cli.attack_results import OUT, check_own_files, finish
 from dpfl.core.checks import check
 
@@ -40,8 +39,7 @@ def invert(
     For instance: dpfl attack invert --dataset digits --model mlp --methods weiavg,udp_fedavg
     --delta 1e-5 --clip 1
     """
-    from dpfl.attacks.inverting.invert import Inversion
-    from dpfl.attacks.inverting.invert import invert as run
+    from dpfl.attacks.inverting.invert import Inversion, invert as run
     from dpfl.report.inversion_page import inversion_page
 
     values = with_attack_defaults(asked.values())

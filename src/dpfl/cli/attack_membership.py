@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpfl.cli import console as c
-from dpfl.cli import options as o
+from dpfl.cli import console as c, options as o
 from dpfl.cli.attack_results import OUT, finish
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal

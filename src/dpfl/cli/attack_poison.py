@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpfl.cli import console as c
-from dpfl.cli import options as o
+from dpfl.cli import console as c, options as o
 from dpfl.cli.attack_results import OUT, finish
 from dpfl.cli.values import seeds_of
 

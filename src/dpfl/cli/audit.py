@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfl.cli import console as c
-from dpfl.cli import options as o
+from dpfl.cli import console as c, options as o
 from dpfl.cli.attack_results import OUT, finish
 from dpfl.core.checks import check, one_of
 from dpfl.core.errors import ConfigurationError
@@ -50,8 +48,7 @@ def audit(
 
     For instance: dpfl audit weiavg udp_fedavg --controls 5
     """
-    from dpfl.attacks.auditing.audit import audit as run
-    from dpfl.attacks.auditing.audit import estimate
+    from dpfl.attacks.auditing.audit import audit as run, estimate
     from dpfl.attacks.auditing.plan import games
     from dpfl.cli.values import number
     from dpfl.core.errors import PrivacyRefusal
@@ -135,16 +132,12 @@ def show_audit(found: AuditResult) -> None:
     if found.controls:
         c.out.print()
         rows = [
-            [one.method, one.fault, f"{one.caught}/{one.runs}", _tests(one.by)]
+            [one.method, one.fault, f"{one.caught}/{one.runs}", one.caught_by]
             for one in found.controls
         ]
         c.print_table(("method", "fault", "caught", "by"), rows, title="Controls", left=2)
     for name, why in found.left_out.items():
         c.note(f"left out: {name} ({why})")
-
-
-def _tests(by: Mapping[str, int]) -> str:
-    return ", ".join(f"{test} {count}" for test, count in sorted(by.items())) or "-"
 
 
 def _row(line: AuditLine) -> list[str]:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dpfl.report as pages
-from dpfl.cli import console as c
-from dpfl.cli import options as o
+from dpfl.cli import console as c, options as o
 from dpfl.cli.values import seeds_of
 from dpfl.core.checks import check
 

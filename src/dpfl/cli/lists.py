@@ -6,8 +6,7 @@ same for programs, and ``methods --markdown`` the table that the documentation c
 
 import typer
 
-from dpfl.cli import console as c
-from dpfl.cli import options as o
+from dpfl.cli import console as c, options as o
 
 PAGE = """\
 # Methods

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dpfl.cli import console as c
-from dpfl.cli import options as o
+from dpfl.cli import console as c, options as o
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfl.cli import console as c
-from dpfl.cli import options as o
+from dpfl.cli import console as c, options as o
 from dpfl.cli.values import Values, check_complete
 from dpfl.core.checks import check
 from dpfl.privacy.accountant import shown

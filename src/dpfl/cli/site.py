@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import dpfl.report as pages
-from dpfl.cli import console as c
-from dpfl.cli import options as o
+from dpfl.cli import console as c, options as o
 
 if TYPE_CHECKING:
     from dpfl.deploy.outcome import TriedModel

@@ -18,8 +18,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpfl.cli import console as c
-from dpfl.cli import options as o
+from dpfl.cli import console as c, options as o
 from dpfl.cli.compare import field_names, finish, open_store, value_text
 from dpfl.cli.private_search import tune_privately
 from dpfl.cli.values import MOST_SEEDS, Values, data_values, lists_of, seeds_of

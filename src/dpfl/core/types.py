@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dpfl.core.checks import check, finite, is_number, learning_rate, one_of, positive, whole_number
 from dpfl.core.phases import Phase as Phase
-from dpfl.core.promise import Adjacency as Adjacency
-from dpfl.core.promise import Observer as Observer
-from dpfl.core.promise import Promise as Promise
-from dpfl.core.promise import Unit as Unit
-from dpfl.core.promise import unit_called as unit_called
+from dpfl.core.promise import (
+    Adjacency as Adjacency,
+    Observer as Observer,
+    Promise as Promise,
+    Unit as Unit,
+    unit_called as unit_called,
+)
 
 if TYPE_CHECKING:  # accounting reads these types without torch
     from torch import Tensor

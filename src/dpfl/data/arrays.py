@@ -86,7 +86,10 @@ def _pair(
         largest = int(given.max()) if tokens and given.size else 0
         check_data(largest <= np.iinfo(np.int64).max, where, f"has token {largest}", ENCODE)
         with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
-            x = mapped_tensor(where, features, kind) if mapped else _copied(given, kind)
+            if mapped:
+                x = mapped_tensor(where, features, kind)
+            else:
+                x = torch.from_numpy(np.array(given, dtype=kind))
         given = dense(where, targets)
     except (ValueError, TypeError) as error:
         problem = f"has features or labels that are not numbers ({error})"
@@ -103,10 +106,6 @@ def _pair(
     problem = f"has {len(x)} records and {len(y)} labels"
     check_data(len(x) == len(y), where, problem, "give one label per record")
     return x, y
-
-
-def _copied(values: np.ndarray, kind: type) -> Tensor:
-    return torch.from_numpy(np.array(values, dtype=kind))
 
 
 def split_off(client: str, records: Records, key: UnitKey, *, stratified: bool = False) -> Parts:

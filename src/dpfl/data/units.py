@@ -44,6 +44,11 @@ class UnitKey:
         """Return the public key that follows from a seed."""
         return cls(hashlib.sha256(str(seed.value).encode()).digest())
 
+    @property
+    def name(self) -> str:
+        """What tells this key from others, and nothing of it."""
+        return self.hash("key").hex()
+
     def hash(self, purpose: str, *parts: bytes) -> bytes:
         """Hash byte strings for one purpose (16 letters at most); no two purposes share a hash."""
         keyed = hashlib.blake2b(key=self.value, digest_size=32, person=purpose.encode())

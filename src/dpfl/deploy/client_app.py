@@ -6,8 +6,7 @@ function.
 
 from pathlib import Path
 
-from flwr.app import Context
-from flwr.app import Message as FlowerMessage
+from flwr.app import Context, Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
 from dpfl.deploy.kept_records import Records

@@ -32,8 +32,8 @@ FINISH_PAGE, HEAD = "finish.html", "head.safetensors"
 FINISH_FILES = (FINISH, FINISH_PAGE, HEAD)
 
 
-def finish_delivered(site: LoadedSite, last: int | None = 1) -> None:
-    """Make the personal finish of the ``last`` models that were delivered to a site, or of all.
+def finish_delivered(site: LoadedSite, last: int = 1) -> None:
+    """Make the personal finish of the ``last`` models that were delivered to a site; 0 means all.
 
     What goes wrong is logged, and stops nothing: the models are there.
     """
@@ -42,7 +42,7 @@ def finish_delivered(site: LoadedSite, last: int | None = 1) -> None:
     except DpflError as error:
         site.log(f"personal finish: {error}")
         return
-    for outcome in delivered[-(last or len(delivered)) :]:
+    for outcome in delivered[-last:]:
         try:
             finish_of(outcome, site)
         except Exception as error:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, RecordDict
-from flwr.app import Message as FlowerMessage
+from flwr.app import Context, Error, Message as FlowerMessage, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid

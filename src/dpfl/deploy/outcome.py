@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors import torch as safetensors
+from safetensors import SafetensorError, torch as safetensors
 from torch import Tensor, nn
 
 from dpfl.core.checks import check
@@ -196,7 +195,7 @@ def outcomes(folder: Path) -> list[Outcome]:
 
 def _agreed(path: Path) -> Offer:
     """Read a study that a server has offered, and open no file for it."""
-    return StudyFile.from_dict(read_toml(path), str(path))  # it held [network] in version 0.1
+    return StudyFile.from_dict(read_toml(path), str(path))
 
 
 def find_outcome(folder: Path, run: str | None, model: Path | None, study: Path | None) -> Outcome:

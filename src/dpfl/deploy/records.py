@@ -87,6 +87,9 @@ class LoadedSite(SiteFolder):
             planned = None if run is None else ledger.units(run)
             blanks = frozenset[bytes]() if planned is None else planned.blanks
             self._left = frozenset(ledger.withdrawals()), blanks
+            same = not self._left[0] or ledger.marked_by() == self.units_key.name
+        problem = "is not the key under which units were withdrawn"
+        check(same, str(self.folder / UNITS_KEY), problem, "restore it from a backup", FolderError)
         return planned
 
     def planned_units(self) -> PlannedUnits:

@@ -202,7 +202,7 @@ class Site(BoundSite):
         """
         if not last.payload:
             return refusal("its work failed in this round", site=self.id)
-        part = self.part_of_sum(ledger, request, self._agreed(ledger, request))
+        part = self.part_of_sum(ledger, request, self._agreed(ledger, request, commitment))
         if part is not None:
             part.check_same_session()
         more = commitment is not None and self._goes_on(ledger, commitment, request)
@@ -262,7 +262,7 @@ class Site(BoundSite):
         last = ledger.answered(run)
         if commitment is None and (last is None or last.round != round_):
             return self._stop(request)
-        part = self.part_of_sum(ledger, request, self._agreed(ledger, request))
+        part = self.part_of_sum(ledger, request, self._agreed(ledger, request, commitment))
         if part is None:
             raise PeerError("secure sum", "this study has none", "ask for uploads")
         if commitment is not None and (problem := commitment.unplanned(round_)):
@@ -272,8 +272,12 @@ class Site(BoundSite):
             return self._stop(request)
         return acceptance(self.id, round=round_, token=self.token(run), sum=part.answer())
 
-    def _agreed(self, ledger: SiteLedger, request: UnderTerms) -> Agreement:
-        """What was agreed on, from the ledger: records that have changed since are not asked."""
+    def _agreed(
+        self, ledger: SiteLedger, request: UnderTerms, commitment: Commitment | None
+    ) -> Agreement:
+        """What was agreed on; where records have changed since, they are not asked."""
+        if commitment is not None:
+            return commitment.agreement
         planned = ledger.units(request.run)
         if planned is None:
             raise PeerError("study", _EARLIER, "begin another run")

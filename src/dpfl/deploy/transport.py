@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from flwr.app import ConfigRecord, MessageType, RecordDict
-from flwr.app import Message as FlowerMessage
+from flwr.app import ConfigRecord, Message as FlowerMessage, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import pull_objects

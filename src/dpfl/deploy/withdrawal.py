@@ -15,17 +15,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError, DataError, DpflError, LedgerError
+from dpfl.core.errors import ConfigurationError, DataError, LedgerError
 from dpfl.data.cells import person_id
 from dpfl.data.tables import read_columns
 from dpfl.data.units import Units
 from dpfl.deploy.finish import FINISH_FILES, finish_delivered
 from dpfl.deploy.outcome import PRIVATE
 from dpfl.deploy.records import LoadedSite
-from dpfl.deploy.site_folder import MODELS, log
+from dpfl.deploy.site_folder import MODELS
 from dpfl.privacy.site_ledger import SiteLedger
 
 
@@ -121,7 +120,7 @@ def withdraw(site: LoadedSite, withdrawal: Withdrawal) -> None:
         same = withdrawal.studies.keys() <= set(open_runs)
         check(same, str(site.folder), problem, remedy, DataError)
         digests = {run: site.digests_without(ledger, run, mark) for run in open_runs}
-        done = ledger.withdraw(mark, runs, digests)
+        done = ledger.withdraw(mark, site.units_key.name, runs, digests)
         problem = "was changed by another process meanwhile"
         check(done, str(site.folder), problem, "run the command again", LedgerError)
     remove_traces(site)
@@ -141,16 +140,8 @@ def remove_traces(site: LoadedSite) -> None:
             for name in (PRIVATE, *FINISH_FILES):
                 for path in (site.folder / MODELS).glob(f"*/{name}*"):
                     path.unlink()
-        finish_delivered(site, None)
+        finish_delivered(site, last=0)
         ledger.traces_removed(marks)
-
-
-def remove_traces_in(folder: Path) -> None:
-    """Finish a withdrawal in a folder that was killed; what goes wrong is logged."""
-    try:
-        remove_traces(LoadedSite(folder))
-    except DpflError as error:
-        log(folder, str(error))
 
 
 def board_notes(site: LoadedSite, ledger: SiteLedger) -> list[str]:

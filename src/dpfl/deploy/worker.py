@@ -116,10 +116,18 @@ def main(folder: Path, pipe: Connection, parent: int) -> None:
     from dpfl.deploy.records import LoadedSite, Records
     from dpfl.deploy.site import answered
     from dpfl.deploy.site_folder import log
-    from dpfl.deploy.withdrawal import remove_traces_in
+    from dpfl.deploy.withdrawal import remove_traces
 
     records = Records()
-    remove_traces_in(folder)
+
+    def tidied(work: Callable[[LoadedSite], None]) -> None:
+        """Do some work on the site's own files; what goes wrong is logged."""
+        try:
+            work(LoadedSite(folder, records))
+        except DpflError as error:
+            log(folder, str(error))
+
+    tidied(remove_traces)
     while True:
         try:
             able, header, payload = pipe.recv_bytes(), pipe.recv_bytes(), pipe.recv_bytes()
@@ -136,10 +144,7 @@ def main(folder: Path, pipe: Connection, parent: int) -> None:
         if message.header.get("kind") == END and answer.accepted:
             from dpfl.deploy.finish import finish_delivered
 
-            try:
-                finish_delivered(LoadedSite(folder, records))  # its time tells the server nothing
-            except DpflError as error:
-                log(folder, str(error))
+            tidied(finish_delivered)  # how long it takes tells the server nothing
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from dpfl.engine import layer_rules as rules
-from dpfl.engine import normalisation as norms
+from dpfl.engine import layer_rules as rules, normalisation as norms
 from dpfl.engine.attention import can_attend
 from dpfl.engine.convolutions import convolution
 from dpfl.engine.recurrent import can_unroll

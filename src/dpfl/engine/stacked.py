@@ -49,29 +49,25 @@ def assumptions_of(
     device: str = "cpu",
     task: Task = CLASSIFICATION,
 ) -> tuple[str, ...]:
-    """What the guarantee of a strategy assumes beside the proof, in the words of its unit."""
-    arithmetic = _arithmetic(model, layout, device, task) if strategy.local.private else ()
-    if not strategy.local.private and structure(model, task, NUMBERS) is not None:
-        arithmetic = (FORGETS,)
-    return (*strategy.assumptions, *map(strategy.unit.reworded, arithmetic))
+    """What the guarantee of a strategy assumes beside the proof, in the words of its unit.
 
-
-def _arithmetic(model: nn.Module, layout: Layout, device: str, task: Task) -> tuple[str, ...]:
-    """What per-record clipping of this model assumes.
-
-    Matrix products are tried on this machine, as they are computed in training. A model or loss of
-    the user's own is computed under a watch, which assumes more.
+    Where records are clipped, matrix products are tried on this machine as they are computed in
+    training. A model or loss of the user's own is computed under a watch, which assumes more.
     """
-    if structure(model, task, NUMBERS) is not None:
-        return (KERNELS, WATCHED)
-    chain = Chain.of(model, layout)
-    if chain is None or device != "cpu" or not task.plain:
-        return (KERNELS,)
-    shapes = [layer.weight.shape for layer in chain.layers]
-    shapes += [shape[::-1] for shape in shapes[1:]]  # and back again
-    with one_thread():
-        alike = all(same_at_every_place(torch.bmm, *s, width) for s in shapes for width in WIDTHS)
-    return () if alike else (KERNELS,)
+    known, chain = structure(model, task, NUMBERS) is None, Chain.of(model, layout)
+    if not strategy.local.private:
+        found: tuple[str, ...] = () if known else (FORGETS,)
+    elif not known:
+        found = KERNELS, WATCHED
+    elif chain is None or device != "cpu" or not task.plain:
+        found = (KERNELS,)
+    else:
+        shapes = [layer.weight.shape for layer in chain.layers]
+        shapes += [shape[::-1] for shape in shapes[1:]]  # and back again
+        with one_thread():
+            each = ((torch.bmm, *shape, width) for shape in shapes for width in WIDTHS)
+            found = () if all(same_at_every_place(*one) for one in each) else (KERNELS,)
+    return (*strategy.assumptions, *map(strategy.unit.reworded, found))
 
 
 def _alike(plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:

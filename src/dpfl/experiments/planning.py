@@ -13,10 +13,8 @@ from torch import nn
 from dpfl.core.checks import check
 from dpfl.core.random import PublicSeed
 from dpfl.data.federation import Federation
-from dpfl.experiments.describe import Description, description_of
-from dpfl.experiments.describe import describe as describe_experiment
-from dpfl.experiments.plan import Plan
-from dpfl.experiments.plan import plan as plan_experiments
+from dpfl.experiments.describe import Description, describe as describe_experiment, description_of
+from dpfl.experiments.plan import Plan, plan as plan_experiments
 from dpfl.experiments.sources import Source, method_list, path_of, values_of
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Run

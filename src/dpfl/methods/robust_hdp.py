@@ -71,13 +71,6 @@ def inverse_weights(estimates: Tensor, max_weight: float | None = None) -> Tenso
     return weights if max_weight is None else capped(weights, max_weight)
 
 
-def noise_aware_weights(rows: Tensor, **options: int) -> Tensor:
-    """The weights of Eq. 8 for a round's updates (n, p), from the updates alone."""
-    if len(rows) < 3:
-        return inverse_weights(torch.ones(len(rows)))
-    return inverse_weights(noise_estimates(rows, **options)[0])
-
-
 @dataclass(frozen=True, kw_only=True)
 class NoiseAwareWeights(Weights):
     """Inverse to each update's noise, estimated from the updates of the round, or of the last

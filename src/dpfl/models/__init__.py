@@ -20,12 +20,9 @@ from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.models import networks
 from dpfl.models.batch_norm import replace_batch_norm as replace_batch_norm
 from dpfl.models.checks import check_model as check_model
-from dpfl.models.features import auto_features
-from dpfl.models.features import make_features as make_features
-from dpfl.models.preconditioning import OnFeatures
-from dpfl.models.preconditioning import linear_head as linear_head
-from dpfl.models.pretrained import freeze as freeze
-from dpfl.models.pretrained import load_weights as load_weights
+from dpfl.models.features import auto_features, make_features as make_features
+from dpfl.models.preconditioning import OnFeatures, linear_head as linear_head
+from dpfl.models.pretrained import freeze as freeze, load_weights as load_weights
 
 _NUMBERS = "alexnet cnn cnn_cifar cnn_small lenet5 logistic mlp resnet18"
 MODELS: dict[str, networks.Build] = {name: getattr(networks, name) for name in _NUMBERS.split()}

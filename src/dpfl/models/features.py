@@ -10,12 +10,8 @@ import inspect
 from dpfl.core.checks import check
 from dpfl.core.errors import unknown_name
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
-from dpfl.models import feature_map as plain
-from dpfl.models import image_features as images
-from dpfl.models.feature_map import FeatureMap as FeatureMap
-from dpfl.models.feature_map import Kind as Kind
-from dpfl.models.feature_map import Shape
-from dpfl.models.feature_map import unit as unit
+from dpfl.models import feature_map as plain, image_features as images
+from dpfl.models.feature_map import FeatureMap as FeatureMap, Kind as Kind, Shape, unit as unit
 
 FEATURES: dict[str, type[FeatureMap]] = {
     "hog": images.Hog,

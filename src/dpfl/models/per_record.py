@@ -23,9 +23,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.overrides import _get_current_function_mode_stack as function_modes
-from torch.overrides import _pop_mode as leave_function_mode
-from torch.overrides import _push_mode as enter_function_mode
 from torch.utils._device import DeviceContext
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import (
@@ -43,6 +40,7 @@ _PAST = ("aten::set_", "aten::resize", "aten::_resize", "aten::as_strided")  # n
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 
 _functorch: Any = torch._C._functorch
+_overrides: Any = torch.overrides
 
 Compute = Callable[..., Sequence[Tensor]]
 
@@ -423,27 +421,27 @@ def apart(compute: Compute, tensors: Sequence[Tensor], plan: Plan) -> tuple[list
 
 def mode_active() -> bool:
     """Whether a mode of torch's may see or change what is computed; a device's does not."""
-    modes = [mode for mode in function_modes() if type(mode) is not DeviceContext]  # type: ignore[no-untyped-call]
-    return bool(modes) or _get_current_dispatch_mode() is not None
+    kinds = set(map(type, _overrides._get_current_function_mode_stack())) - {DeviceContext}
+    return bool(kinds) or _get_current_dispatch_mode() is not None
 
 
 @contextmanager
 def _no_mode_left(watch: Watch) -> Iterator[None]:
     """Put back the modes that were active; the work ends if the code has not done so itself."""
-    before = function_modes()  # type: ignore[no-untyped-call]
+    before = _overrides._get_current_function_mode_stack()
     try:
         yield
     finally:
-        after = function_modes()  # type: ignore[no-untyped-call]
+        after = _overrides._get_current_function_mode_stack()
         same = [id(mode) for mode in before] == [id(mode) for mode in after]
         if not same or _get_current_dispatch_mode() is not watch:
             watch.failure = _refusal("it does not leave torch's modes as they were")
         while (mode := _get_current_dispatch_mode()) is not None and mode is not watch:
             _pop_mode()
         for _ in after:
-            leave_function_mode()  # type: ignore[no-untyped-call]
+            _overrides._pop_mode()
         for mode in before:
-            enter_function_mode(mode)  # type: ignore[no-untyped-call]
+            _overrides._push_mode(mode)
 
 
 def _ended(failure: Exception) -> PrivacyRefusal:

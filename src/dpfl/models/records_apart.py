@@ -29,16 +29,16 @@ def nothing_written(model: nn.Module) -> Iterator[None]:
     before = {name: own.detach().clone() for name, own in model.named_parameters()}
     yield
     after = {name: own.detach() for name, own in model.named_parameters()}
-    written = [name for name, own in after.items() if not _same(own, before[name])]
+    written = [
+        name
+        for name, own in after.items()
+        if not torch.equal(own.nan_to_num(), before[name].nan_to_num())
+    ]
     for name in written:
         after[name].copy_(before[name])
     where = f"model parameter '{next(iter(written), '')}'"
     problem = "changes when the model is applied, so that records would stay in it without noise"
     check(not written, where, problem, "leave that out, or keep it in a buffer, which stays as is")
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _apart(old: Tensor, new: Tensor) -> bool:

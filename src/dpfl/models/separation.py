@@ -99,22 +99,6 @@ def _own_statistics(layer: Any, shape: Shape) -> bool:
     return len(shape) == int(type(layer).__name__[-2]) + 2 and (apart or constant)
 
 
-def _batch_first(layer: Any, shape: Shape) -> bool:
-    return layer.batch_first is True and len(shape) == 3
-
-
-def _normalised(layer: Any, shape: Shape) -> bool:
-    return len(shape) > len(layer.normalized_shape)
-
-
-def _plain_table(layer: Any, shape: Shape) -> bool:
-    return layer.max_norm is None and layer.scale_grad_by_freq is False
-
-
-def _padded(layer: Any, shape: Shape) -> bool:
-    return len(layer.padding) // 2 < len(shape)
-
-
 _CONDITIONS: dict[str, Condition] = {
     "Sequential ModuleList ModuleDict Identity Dropout AlphaDropout ReLU ReLU6 RReLU LeakyReLU ELU "
     "SELU CELU GELU SiLU Mish Softplus Softsign Softshrink Hardshrink Tanhshrink Tanh Hardtanh "
@@ -131,12 +115,18 @@ _CONDITIONS: dict[str, Condition] = {
     "Dropout2d ReflectionPad2d ReplicationPad2d CircularPad2d Softmax2d": _axes(4),
     "MaxPool3d AvgPool3d LPPool3d AdaptiveAvgPool3d AdaptiveMaxPool3d "
     "Dropout3d ReflectionPad3d ReplicationPad3d CircularPad3d": _axes(5),
-    "ZeroPad1d ZeroPad2d ZeroPad3d ConstantPad1d ConstantPad2d ConstantPad3d": _padded,
+    "ZeroPad1d ZeroPad2d ZeroPad3d ConstantPad1d ConstantPad2d ConstantPad3d": (
+        lambda layer, shape: len(layer.padding) // 2 < len(shape)
+    ),
     "BatchNorm1d BatchNorm2d BatchNorm3d": _kept_statistics,
     "InstanceNorm1d InstanceNorm2d InstanceNorm3d": _own_statistics,
-    "LayerNorm RMSNorm": _normalised,
-    "Embedding": _plain_table,
-    "LSTM GRU RNN MultiheadAttention": _batch_first,
+    "LayerNorm RMSNorm": lambda layer, shape: len(shape) > len(layer.normalized_shape),
+    "Embedding": (
+        lambda layer, shape: layer.max_norm is None and layer.scale_grad_by_freq is False
+    ),
+    "LSTM GRU RNN MultiheadAttention": (
+        lambda layer, shape: layer.batch_first is True and len(shape) == 3
+    ),
     "TransformerEncoderLayer": _axes(3),  # its attention says which axis comes first
     "Softmax LogSoftmax Softmin GLU Unflatten": _not_first("dim"),
     "Flatten": _not_first("start_dim"),

@@ -48,13 +48,16 @@ CREATE INDEX journal_by_run ON journal (run, round);
 # What the ledger of a site has beside: what it agreed on, the units that a study was planned for
 # (entries up to ``since`` came before it), its last answers, what it remembers of a secure sum
 # (secret while the sum is open), withdrawals whose traces in other files are still to be removed,
-# and a secret for the names of its entries that servers are told. Of all these the hash chain
-# covers withdrawals alone.
+# a hash of the key that units are marked by, and a secret for the names of its entries that servers
+# are told. Of all these the hash chain covers withdrawals alone.
 SITE_SCHEMA = """
 CREATE TABLE IF NOT EXISTS withdrawn (
     mark TEXT PRIMARY KEY, at REAL NOT NULL, entry INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS untraced (mark TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS marked_by (
+    one INTEGER PRIMARY KEY CHECK (one = 1), key TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS units (
     run TEXT PRIMARY KEY, digest TEXT NOT NULL, trained INTEGER NOT NULL, tested INTEGER NOT NULL,
     since INTEGER NOT NULL

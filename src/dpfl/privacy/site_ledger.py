@@ -118,15 +118,20 @@ class SiteLedger(Ledger):
             return []
         return sorted(run for (run,) in self._rows("SELECT run FROM units"))
 
+    def marked_by(self) -> str | None:
+        """The key, hashed, by which the units that were withdrawn are marked."""
+        return next((str(key) for (key,) in self._rows("SELECT key FROM marked_by")), None)
+
     def withdraw(
-        self, mark: bytes, runs: Sequence[str], digests: Mapping[str, tuple[str, str]]
+        self, mark: bytes, key: str, runs: Sequence[str], digests: Mapping[str, tuple[str, str]]
     ) -> bool:
         """Withdraw a unit from all studies, in one transaction.
 
-        ``runs`` are all that the ledger has units of, ``digests`` the names of the units of each
-        study that goes on, before and after. What stayed at the site of models that the unit has
-        had a part in is forgotten. False, and nothing is written, where another study has begun or
-        a study's units are not those any more.
+        ``key`` is the hash of the key of marks, ``runs`` are all that the ledger has units of,
+        ``digests`` the names of the units of each study that goes on, before and after. What stayed
+        at the site of models that the unit has had a part in is forgotten. False, and nothing is
+        written, where another study has begun, a study's units are not those any more, or the unit
+        was withdrawn before.
         """
         with self._transaction() as entry:
             if mark in self.withdrawals() or self.runs_with_units() != list(runs):
@@ -138,6 +143,7 @@ class SiteLedger(Ledger):
                 entry.connection.execute("UPDATE units SET digest = ? WHERE run = ?", (after, run))
             entry.insert("withdrawn", [(mark.hex(), time.time())])
             entry.connection.execute("INSERT INTO untraced VALUES (?)", (mark.hex(),))
+            entry.connection.execute("INSERT OR IGNORE INTO marked_by VALUES (1, ?)", (key,))
             entry.connection.execute("UPDATE outbox SET private = ?", (b"",))
         return True
 

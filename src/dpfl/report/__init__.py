@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from dpfl.report.inputs import ReportInput as ReportInput
     from dpfl.report.ledger_page import write_ledger_page as write_ledger_page
     from dpfl.report.live import LiveServer as LiveServer
-    from dpfl.report.page import all_charts as all_charts
-    from dpfl.report.page import write_report as write_report
-    from dpfl.report.reading import of_folders as of_folders
-    from dpfl.report.reading import of_results as of_results
+    from dpfl.report.page import all_charts as all_charts, write_report as write_report
+    from dpfl.report.reading import of_folders as of_folders, of_results as of_results
     from dpfl.report.static import write_figures as write_figures
 
 _HOMES = {

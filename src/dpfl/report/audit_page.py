@@ -1,7 +1,5 @@
 """The page of an audit: claimed and audited epsilons, and how often faults were caught."""
 
-from collections.abc import Mapping
-
 from dpfl.attacks.auditing.result import AuditLine, AuditResult
 from dpfl.privacy.accountant import shown
 from dpfl.report.attack_page import Section, Table, attack_page
@@ -55,7 +53,7 @@ def audit_page(found: AuditResult) -> Page:
     sections = [outcome, Section(title="Tests", sentences=(_TESTS, _LIMITS))]
     if found.controls:
         rows = [
-            (one.method, one.fault, one.about, f"{one.caught} of {one.runs}", _counted(one.by))
+            (one.method, one.fault, one.about, f"{one.caught} of {one.runs}", one.caught_by)
             for one in found.controls
         ]
         headings = ("method", "fault", "what it does", "caught", "by")
@@ -117,7 +115,3 @@ def _charts(lines: tuple[AuditLine, ...]) -> list[Chart]:
             )
         )
     return charts
-
-
-def _counted(by: Mapping[str, int]) -> str:
-    return ", ".join(f"{test}: {count}" for test, count in sorted(by.items())) or "-"

@@ -15,8 +15,7 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
-from safetensors import torch as safetensors
+from safetensors import SafetensorError, torch as safetensors
 from torch import Tensor
 
 from dpfl.core.checks import check

@@ -17,8 +17,7 @@ from dpfl.plugs.release_costs import Shares, release_history
 from dpfl.plugs.weights import own_weight
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.rounds.memory import Memory
-from dpfl.rounds.run import Run as Run
-from dpfl.rounds.run import secret_for as secret_for
+from dpfl.rounds.run import Run as Run, secret_for as secret_for
 from dpfl.rounds.sums import SumPlan, sum_plan, upload_grid
 from dpfl.strategy import Strategy
 

@@ -19,8 +19,7 @@ from dpfl.runs import sections
 from dpfl.runs.accounted_section import AccountedSection
 from dpfl.runs.for_method import with_own_model
 from dpfl.runs.named_files import resolve_files
-from dpfl.runs.study_section import StudySection as StudySection
-from dpfl.runs.study_section import site_task as site_task
+from dpfl.runs.study_section import StudySection as StudySection, site_task as site_task
 from dpfl.runs.toml_file import Section, TomlFile, read_toml
 from dpfl.secure_sum.trust import LEAST_HONEST
 from dpfl.strategy import Strategy

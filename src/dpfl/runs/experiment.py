@@ -29,8 +29,7 @@ from dpfl.privacy.budgets import is_budget_file, make_budgets
 from dpfl.rounds.members import honest_members
 from dpfl.runs import sections
 from dpfl.runs.accounted_section import AccountedSection
-from dpfl.runs.for_method import for_method as for_method
-from dpfl.runs.for_method import with_own_model
+from dpfl.runs.for_method import for_method as for_method, with_own_model
 from dpfl.runs.named_files import resolve_files
 from dpfl.runs.toml_file import TomlFile, read_toml
 from dpfl.strategy import Strategy

@@ -9,8 +9,7 @@ from dpfl.core.types import Plain
 from dpfl.methods import find, make_strategy
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
 from dpfl.runs.data_section import DataSection as DataSection
-from dpfl.runs.model_section import ModelSection as ModelSection
-from dpfl.runs.model_section import OfferedModel as OfferedModel
+from dpfl.runs.model_section import ModelSection as ModelSection, OfferedModel as OfferedModel
 from dpfl.runs.server_section import ServerSection as ServerSection
 from dpfl.runs.site_file import ClientSection as ClientSection
 from dpfl.runs.toml_file import Section

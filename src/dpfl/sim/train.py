@@ -23,13 +23,14 @@ from dpfl.runs.progress import progress_bar
 from dpfl.runs.training import Training
 from dpfl.sim.arguments import check_arguments, check_hooks
 from dpfl.sim.callbacks import AfterRound, Callback, EarlyStopping
-from dpfl.sim.experiment import rehearse as rehearse
-from dpfl.sim.experiment import run_experiment as run_experiment
-from dpfl.sim.experiment import run_until as run_until
+from dpfl.sim.experiment import (
+    rehearse as rehearse,
+    run_experiment as run_experiment,
+    run_until as run_until,
+)
 from dpfl.sim.loop import Progress
 from dpfl.sim.opening import LedgerFile, Setup, in_folder, in_memory
-from dpfl.sim.result import Result as Result
-from dpfl.sim.result import result_of
+from dpfl.sim.result import Result as Result, result_of
 from dpfl.strategy import Strategy
 
 _SEEDED = (

@@ -83,8 +83,8 @@ class Strategy(Accounting):
         self._refuse_unless(self.clean is None, problem, "drop one of the two")
         # Linear server halves act on the sum once it carries its noise.
         problem = "central noise comes after what a stage does with single uploads on arrival"
-        arrives = any(_acts_on_arrival(stage) for stage in self.stages)
-        self._refuse_unless(not arrives, problem, "use stages with a linear server half")
+        sums = all(stage.linear and type(stage).learn is Stage.learn for stage in self.stages)
+        self._refuse_unless(sums, problem, "use stages with a linear server half")
 
     def _check_shares(self) -> None:
         sharing: list[Stage | LocalWork] = [stage for stage in self.stages if stage.shares_noise]
@@ -155,7 +155,3 @@ PROTOTYPE = Terms(
 )
 """Stand-in numbers, to fold once before there are any: whether a result is finite, what a clip is.
 """
-
-
-def _acts_on_arrival(stage: Stage) -> bool:
-    return not stage.linear or type(stage).learn is not Stage.learn

@@ -20,12 +20,9 @@ from typing import Any
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, did_you_mean, unknown_name
 from dpfl.tasks.base import Task as Task
-from dpfl.tasks.classification import Binary as Binary
-from dpfl.tasks.classification import Classification as Classification
-from dpfl.tasks.custom import CustomTask as CustomTask
-from dpfl.tasks.custom import cannot_load
-from dpfl.tasks.metrics import METRICS as METRICS
-from dpfl.tasks.metrics import MetricWords as MetricWords
+from dpfl.tasks.classification import Binary as Binary, Classification as Classification
+from dpfl.tasks.custom import CustomTask as CustomTask, cannot_load
+from dpfl.tasks.metrics import METRICS as METRICS, MetricWords as MetricWords
 from dpfl.tasks.multi_label import MultiLabel as MultiLabel
 from dpfl.tasks.persons import PerPerson as PerPerson
 from dpfl.tasks.regression import Regression as Regression

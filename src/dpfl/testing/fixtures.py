@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from dpfl.core.layout import Layout

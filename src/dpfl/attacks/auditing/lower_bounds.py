@@ -165,7 +165,7 @@ def repeated_bounds(
 
     They rest on the same two limits, and hold together with the confidence asked for.
     """
-    threshold = _best_threshold(chosen_on)
+    threshold = max(_thresholds(chosen_on), key=_apart(chosen_on), default=0.0)
     alarms, misses = error_limits(tried_on, threshold, 1 - confidence)
     factor = claim.largest_refuted(lambda curve: misses < curve.misses(alarms))
     bound = partial(
@@ -189,10 +189,6 @@ def error_limits(trials: Trials, threshold: float, significance: float) -> tuple
 def separation(trials: Trials) -> float:
     """How far apart the two worlds look at the best threshold, as a Gaussian's mu."""
     return max(map(_apart(trials), _thresholds(trials)), default=0.0)
-
-
-def _best_threshold(trials: Trials) -> float:
-    return max(_thresholds(trials), key=_apart(trials), default=0.0)
 
 
 def _thresholds(trials: Trials) -> list[float]:

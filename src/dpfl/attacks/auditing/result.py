@@ -88,6 +88,11 @@ class ControlResult:
         """The share of audits that caught it."""
         return self.caught / self.runs
 
+    @property
+    def caught_by(self) -> str:
+        """The tests that caught it, and how often."""
+        return ", ".join(f"{test} {count}" for test, count in sorted(self.by.items())) or "-"
+
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult:

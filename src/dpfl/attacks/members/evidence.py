@@ -18,7 +18,7 @@ from torch.func import grad, vmap
 from dpfl.attacks.observation import Observation, ObservedRound
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Phase, Rows
+from dpfl.core.types import Rows
 from dpfl.engine import make_engine
 from dpfl.engine.base import Batch, Job, batches_of
 from dpfl.engine.one_by_one import OneByOne
@@ -172,7 +172,8 @@ def updates_without_noise(
     for member in members:
         start = start_of(round_, member.id)
         start = start if personal is None else personal.merge(start, None, layout)
-        phases = map(_without_noise, own.agreement.phases(member.participant))
+        phases = own.agreement.phases(member.participant)
+        phases = tuple(replace(phase, noise_multiplier=0.0, sum_only=False) for phase in phases)
         jobs.append(
             Job(
                 client=member.id,
@@ -191,7 +192,3 @@ def updates_without_noise(
         parts = zip(starts, jobs, found, strict=True)
         found = [personal.split(start, job.start, own, layout)[0] for start, job, own in parts]
     return [(after - start).double() for start, after in zip(starts, found, strict=True)]
-
-
-def _without_noise(phase: Phase) -> Phase:
-    return replace(phase, noise_multiplier=0.0, sum_only=False)

@@ -75,7 +75,8 @@ def membership(
     setup = replace(setup, seeded=True, settings=settings)
     with in_memory(replace(setup, model=copy.deepcopy(setup.model))) as prepared:
         chosen = _targets(prepared, client, targets)
-        views = _views(prepared)
+        pooled = prepared.strategy.local.pooled  # whose curator has the records themselves
+        views: tuple[View, ...] = ("model",) if pooled else ("model", "transcript")
     seed = setup.seed.child("membership")
     coins = seed.child("coins").numpy().random((runs, len(chosen))) < 0.5
     stated, missing = _stated(rates, coins)
@@ -159,11 +160,6 @@ def _count(asked: int | None, most: int, what: str) -> int:
     whole_number("targets", "targets", asked)
     check(asked <= most, "targets", f"{asked} of {most} {what}", f"give at most {most}", DataError)
     return asked
-
-
-def _views(prepared: Simulation) -> tuple[View, ...]:
-    """What adversaries look at; a curator of pooled records has the records themselves."""
-    return ("model",) if prepared.strategy.local.pooled else ("model", "transcript")
 
 
 def _stated(
