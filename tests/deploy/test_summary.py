@@ -10,8 +10,7 @@ from dpfl.core.errors import FolderError
 from dpfl.deploy.summary import DeploymentSummary, StudyStatus
 from dpfl.privacy.flags import Flag
 from dpfl.runs.folder import RunFolder
-from dpfl.runs.site_file import SiteFile
-from tests.deploy.federation import RECORD, Federation, study_values
+from tests.deploy.federation import Federation, study_values
 
 SEEDED = {"noise": "seeded", "seed": 1}
 
@@ -40,9 +39,3 @@ def test_a_damaged_summary_is_refused_in_one_sentence(text: str, tmp_path: Path)
     (tmp_path / "summary.json").write_text(text)
     with pytest.raises(FolderError, match="cannot be read"):
         DeploymentSummary.load(RunFolder(tmp_path))
-
-
-def test_a_site_file_of_version_0_1_is_read() -> None:
-    values = {"site": {"id": "a"}, "data": {"file": "x.csv", "classes": 2}, "budget": RECORD}
-    file = SiteFile.from_dict({**values, "practice": {"batch_size": 7}})
-    assert file.own_settings().batch_size == 7

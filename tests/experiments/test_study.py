@@ -230,7 +230,7 @@ def test_practices_are_drawn_from_lists_and_a_client_s_own_wins() -> None:
         "budgets": {"epsilon": 1.0, "delta": 1e-3},
         "partition": {"kind": "iid", "clients": 30},
         "method": {**SMALL["base"]["method"], "name": "weiavg", "lr": 0.1},
-        "practices": {"batch_size": [4, 16], "local_epochs": [1, 2]},
+        "client_settings": {"batch_size": [4, 16], "local_epochs": [1, 2]},
         "clients": {"client-03": {"batch_size": 5, "local_steps": 3}},
     }
     client_settings = Experiment.from_dict(values).federation().client_settings

@@ -58,7 +58,7 @@ def _experiment(sites: Path, method: dict[str, Any], run: dict[str, Any]) -> Exp
             },
             "method": {**common, **method},
             "run": {"rounds": 4, "seed": SEED, **run},
-            "practices": {"lr": [0.4567, 0.1234321]},
+            "client_settings": {"lr": [0.4567, 0.1234321]},
             "clients": {SITES[3]: {"batch_size": 19, "lr": 0.0777}},
         }
     )

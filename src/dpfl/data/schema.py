@@ -84,7 +84,7 @@ class Schema:
         problem = "its targets are of several kinds, or are several categories"
         good = len(self.target) == 1 or {c.type for c in self.outcomes} in ({"boolean"}, {"number"})
         check(good, "schema", problem, "give one target, or several numbers, or several booleans")
-        taken = self.person in names
+        taken = self.person in list(names)
         check(not taken, "schema", f"the person '{self.person}' is a column", "leave it out there")
         whole_number("schema", "records_per_person", self.records_per_person)
         word, remedy = unit_called(self.person_word), "give a word such as 'patient'"

@@ -37,7 +37,6 @@ from dpfl.tasks import Regression, Task, make_task
 
 SCHEMA_FILE = "schema.toml"
 UNITS_KEY = "units.key"
-_KEY_BYTES = 32
 
 
 class LoadedSite(SiteFolder):
@@ -64,10 +63,10 @@ class LoadedSite(SiteFolder):
                     problem = "is missing: who was withdrawn, and who is tested on, is not known"
                     new = not (ledger.withdrawals() or ledger.runs_with_units())
                     check(new, str(path), problem, "restore it from a backup", FolderError)
-            write_safely(path, secrets.token_hex(_KEY_BYTES).encode(), secret=True)
+            write_safely(path, secrets.token_hex(32).encode(), secret=True)
         try:
             key = UnitKey(bytes.fromhex(path.read_text().strip()))
-            if len(key.value) != _KEY_BYTES:
+            if len(key.value) != 32:
                 raise ValueError(f"it has {len(key.value)} bytes")
             return key
         except (OSError, ValueError) as error:
