@@ -153,8 +153,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Carries operations out for ``count`` records at once, and ends what would let them meet.
 
     With ``wraps``, tensors that the code makes belong to the record: it may then write the record
-    into them, but neither read nor keep them. ``numbers`` counts what was made for one record, and
-    ``failure`` is the first operation that failed.
+    into them, but neither read nor keep them. ``numbers`` counts what a backward may need of one
+    record, and ``failure`` is the first operation that failed.
     """
 
     def __init__(self, count: int, *, wraps: bool) -> None:
@@ -261,18 +261,18 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not rule.views:
                 # Neither the layout in memory nor what was there before may say anything.
                 values = values.contiguous()
-                self.numbers += values.numel() // self.count
+                if torch.is_grad_enabled():  # backward keeps what forward has made, and little more
+                    self.numbers += values.numel() // self.count
             return self.hold(values.zero_() if rule.cleared else values)
 
         several = len(rule.returns) > 1
         if not several and "List" in str(func._schema.returns[0].type):
             return [wrapped(values) for values in results]
-        fresh = iter(results)
         old = iter(written)
-        found = []
-        for own in rule.returns:
-            values = next(fresh)
-            found.append(wrapped(values) if own is None else next(old))
+        found = [
+            wrapped(values) if own is None else next(old)
+            for own, values in zip(rule.returns, results, strict=True)
+        ]
         return tuple(found) if several else found[0]
 
     def _results(
