@@ -294,3 +294,19 @@ def test_units_leave_although_the_records_fit_no_model_any_more(site: Site) -> N
     assert not FILES & set(_kept(site))
     assert not draft.exists()
     assert "personal finish of" in (site.folder / LOG).read_text()
+
+
+def test_a_file_that_is_touched_all_the_time_has_a_finish(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _delivered(site)
+    real, made = module.personal_finish, []
+
+    def touching(*rest: Any, **more: Any) -> Any:
+        made.append((site.folder / "records.csv").touch())
+        return real(*rest, **more)
+
+    monkeypatch.setattr(module, "personal_finish", touching)
+    finish_delivered(LoadedSite(site.folder))
+    assert len(made) == 1
+    assert set(_kept(site)) >= FILES

@@ -340,6 +340,57 @@ def test_a_file_that_changes_while_a_person_thinks_withdraws_nobody(tmp_path: Pa
     assert last_bytes(site, server, 0).payload
 
 
+@pytest.mark.parametrize("put_back", [False, True])
+def test_work_that_was_under_way_on_a_study_that_stopped_is_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put_back: bool
+) -> None:
+    site, server = make_site(tmp_path / "a", "a", policy=REHEARSAL), desk()
+    assert site.answer(server.terms()).accepted
+    number = lines_of(site, trained=True, count=1)[0]
+    records, work = site.folder / "records.csv", Site.work
+    before = records.read_text()
+
+    def leaves_meanwhile(self: Site, *rest: Any) -> Any:
+        found = work(self, *rest)
+        records.write_text(before + before.splitlines()[-1] + "\n")
+        line(site, number)
+        if put_back:
+            records.write_text(before)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Site, "work", leaves_meanwhile)
+        assert site.answer(server.train(0)).reason == STOPPED
+    with closing(site.ledger()) as ledger:
+        assert ledger.answered("run-1") is None
+
+
+def test_a_stored_answer_does_not_follow_from_the_policy_of_today(tmp_path: Path) -> None:
+    site, server = make_site(tmp_path / "a", "a", policy=REHEARSAL), desk()
+    assert site.answer(server.terms()).accepted
+    first = last_bytes(site, server, 0)
+    values = SiteFile.in_folder(site.folder).model_dump(exclude_none=True)
+    values["policy"]["methods"] = ["fedavg_dp"]
+    (site.folder / "site.toml").write_text(SiteFile.from_dict(values).to_toml())
+    again = last_bytes(site, server, 0)
+    assert again.payload == first.payload
+    assert not again.header["more"]
+    assert not Site(site.folder).answer(server.train(1)).accepted
+
+
+def test_a_file_that_cannot_be_removed_keeps_nobody_from_leaving(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    site = hospital(tmp_path / "a")
+    (site.folder / "models" / "old" / "finish.html_files").mkdir(parents=True)
+    for person in ("p7", "p8"):
+        arguments = ["site", "withdraw", str(site.folder), "--person", person, "--yes"]
+        assert run_command(arguments) in (5, 6)
+        assert "finish.html_files" in capfd.readouterr().err
+    with closing(site.ledger()) as ledger:
+        assert len(ledger.withdrawals()) == len(ledger.untraced()) == 2
+
+
 def test_private_parts_leave_the_ledger_s_file_or_the_command_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,7 +481,8 @@ def test_where_nobody_can_be_asked_nobody_is_withdrawn(
     site = hospital(tmp_path / "a")
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert run_command(["site", "withdraw", str(site.folder), "--person", "p7"]) == 130
-    assert "give --yes" in capfd.readouterr().err
+    told = capfd.readouterr()
+    assert "--yes skips this question" in told.out + told.err
     with closing(site.ledger()) as ledger:
         assert not ledger.withdrawals()
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -185,6 +186,22 @@ class Equal(Operations):
     __hash__ = None  # type: ignore[assignment]
 
 
+class Seeing(Tensor):
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*(x.as_subclass(Tensor) if type(x) is cls else x for x in args))
+
+    def __new__(cls, values: Tensor) -> Seeing:
+        return Tensor._make_subclass(cls, values)
+
+
+def below(x: Tensor) -> Tensor:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return x * 2
+
+
 def in_place_of_the_device(x: Tensor) -> Tensor:
     torch.set_default_device(None)
     Functions().__enter__()
@@ -226,12 +243,32 @@ READING: dict[str, Callable[[Tensor], Any]] = {
     "how many there are": profiled,
     "a mode of functions": lambda x: x + entered(Functions()),
     "a mode of operations": lambda x: x + entered(Operations()),
+    "a subclass beside": lambda x: x + Seeing(torch.ones(1)),
+    "other memory": lambda x: x + torch.ops.prims.resize(torch.zeros(1), [1, 1]),
+    "a slot below": lambda x: x + entered(FakeTensorMode(allow_non_fake_inputs=True)),
+    "a slot below for a while": below,
+    "a result that it gives": lambda x: torch.ops.aten.sigmoid_backward.grad_input(
+        x, x, grad_input=x[:, :0]
+    ),
     "a mode that equals all": lambda x: x + entered(Equal()) + entered(Equal()),
     "a mode for another": in_place_of_the_device,
     "two modes": lambda x: x + entered(Operations()) + entered(Functions()) + entered(Operations()),
 }
 
 
+@pytest.fixture
+def modes_left() -> Iterator[None]:
+    """Leave the modes that a test's code did not leave."""
+    yield
+    while torch.overrides._get_current_function_mode_stack():
+        torch.overrides._pop_mode()
+    while torch._C._len_torch_dispatch_stack():
+        torch._C._unset_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    assert not mode_active()
+    assert torch.equal(constant, torch.zeros(1, 1))
+
+
+@pytest.mark.usefixtures("modes_left")
 @pytest.mark.parametrize("name", READING)
 @pytest.mark.parametrize("wraps", [False, True])
 def test_what_reads_values_or_keeps_records_ends_the_work(name: str, wraps: bool) -> None:
@@ -255,8 +292,6 @@ def test_what_reads_values_or_keeps_records_ends_the_work(name: str, wraps: bool
         except (PrivacyRefusal, RuntimeError, TypeError, ValueError, BufferError):
             continue
         assert torch.equal(found[0], torch.zeros(3, 1))  # all were treated alike
-    assert not mode_active()
-    assert torch.equal(constant, torch.zeros(1, 1))
 
 
 def test_a_pickle_of_a_record_holds_nothing_of_it() -> None:
@@ -306,3 +341,38 @@ def test_which_values_an_operation_failed_for_is_not_told() -> None:
     with pytest.raises(PrivacyRefusal) as refused:
         apart(lambda x: [torch.ones(5)[x.long()]], [torch.full((2, 1), 7771.0)], Plan(False, 0))
     assert "7771" not in str(refused.value)
+
+
+def test_what_looks_at_functions_does_not_see_other_records() -> None:
+    seen: list[Tensor] = []
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
+            seen.extend(x for x in args if isinstance(x, Tensor))
+            return func(*args, **(kw or {}))
+
+    weight = torch.ones(1, requires_grad=True)
+
+    def compute(x: Tensor) -> list[Tensor]:
+        with torch.enable_grad():
+            y = x * weight
+        with Watching():
+            y.grad_fn(x * 1.0)  # type: ignore[misc]
+            return [x * 2]
+
+    apart(compute, [torch.full((5, 1), 7.0)], Plan(False, 0))
+    assert all(x.shape[0] == 1 for x in seen)
+    assert not any(type(x) is Tensor and (x == 7.0).any() for x in seen)
+
+
+@pytest.mark.parametrize("count", [1, 4, 9])
+def test_strides_are_those_of_one_record(count: int) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def compute(x: Tensor) -> list[Tensor]:
+        rows = F.embedding(torch.tensor([0]), x.expand(3, 4) * 1.0)
+        seen.extend((rows.stride(), (x.T + 1).stride(), torch.stack([x, x], 2).stride()))
+        return [rows]
+
+    apart(compute, [torch.ones(count, 4)], Plan(False, 0))
+    assert seen == [(4, 1), (1, 1), (8, 2, 1)]

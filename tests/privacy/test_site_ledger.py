@@ -83,10 +83,10 @@ def test_an_answer_from_units_that_were_withdrawn_meanwhile_is_not_charged(
     assert not ledger.commit("run", [plan("north", releases=2)])
     assert ledger.charge_and_store("run", 0, [charge("north")], b"sent", b"private", units="u")
     mark = b"m" * 32
-    assert not ledger.withdraw(mark, "key", ["run"], {"run": ("another", "v")})
-    assert not ledger.withdraw(mark, "key", [], {"run": ("u", "v")})
+    assert not ledger.withdraw(mark, "key", {"run": ("another", "v")})
+    assert not ledger.withdraw(mark, "key", {})
     assert ledger.withdrawals() == {}
-    assert ledger.withdraw(mark, "key", ["run"], {"run": ("u", "v")})
+    assert ledger.withdraw(mark, "key", {"run": ("u", "v")})
     with pytest.raises(UnitsWithdrawn):
         ledger.charge_and_store("run", 1, [charge("north")], b"sent 1", b"", units="u")
     assert ledger.charged("run") == {(0, "north")}

@@ -18,6 +18,7 @@ import typer
 
 import dpfl.report as pages
 from dpfl.cli import console as c, options as o
+from dpfl.core.errors import DpflError
 
 if TYPE_CHECKING:
     from dpfl.deploy.outcome import TriedModel
@@ -209,7 +210,10 @@ def withdraw(
     from dpfl.deploy.records import LoadedSite
 
     site = LoadedSite(folder)
-    w.remove_traces(site)  # of a command that was killed
+    try:
+        w.remove_traces(site)  # of a command that was killed
+    except DpflError as error:
+        c.note(str(error))
     planned = w.plan_withdrawal(site, person, line)
     c.out.print(f"Site '{site.id}' withdraws {planned.what}", markup=False)
     for run, title in planned.studies.items():
@@ -218,12 +222,8 @@ def withdraw(
         why = "already stopped, as its records changed (put them back first, if it is to go on)"
         c.out.print(f"  {why}: {title} ({run})", markup=False)
     c.note("What was released and charged before, and models elsewhere, stay as they are")
-    try:
-        sure = yes or typer.confirm("This cannot be undone. Withdraw it?")
-    except typer.Abort:
-        c.note("Nothing was withdrawn; where nobody can be asked, give --yes")
-        raise
-    if not sure:
+    question = "This cannot be undone. Withdraw it (--yes skips this question)?"
+    if not (yes or typer.confirm(question)):
         c.note("Nothing was withdrawn")
         return
     w.withdraw(site, planned)

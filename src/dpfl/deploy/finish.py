@@ -63,8 +63,10 @@ def finish_of(outcome: Outcome, site: LoadedSite, metric: str | None = None) -> 
     key = hashlib.sha256(outcome.model.read_bytes() + federation.fingerprint().encode()).hexdigest()
     if (known := _kept(place / FINISH, key)) is not None:
         return known
-    for name in FINISH_FILES:
-        (place / name).unlink(missing_ok=True)
+    withdrawn = site.withdrawn()
+    with closing(site.checked_ledger()) as ledger, ledger.nobody_leaves():
+        for name in FINISH_FILES:
+            (place / name).unlink(missing_ok=True)
     made = _made(outcome, site.id, federation)
     if made is None:
         return None
@@ -74,7 +76,7 @@ def finish_of(outcome: Outcome, site: LoadedSite, metric: str | None = None) -> 
     head = safetensors.save({name: x.contiguous() for name, x in made.head.items()})
     with closing(site.checked_ledger()) as ledger, ledger.nobody_leaves():
         site.enter(ledger, None)
-        if site.federation() is federation:  # nobody was withdrawn meanwhile
+        if site.withdrawn() == withdrawn:
             write_safely(place / HEAD, head, secret=True)
             write_safely(place / FINISH_PAGE, page.encode(), secret=True)
             write_safely(place / FINISH, told.encode(), secret=True)

@@ -1,7 +1,7 @@
 """A site with its records: read once, and again only when its file or its settings change."""
 
 import secrets
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -86,7 +86,7 @@ class LoadedSite(SiteFolder):
             planned = None if run is None else ledger.units(run)
             blanks = frozenset[bytes]() if planned is None else planned.blanks
             self._left = frozenset(ledger.withdrawals()), blanks
-            same = not self._left[0] or ledger.marked_by() == self.units_key.name
+            same = not self._left[0] or ledger.marked_by() in (None, self.units_key.name)
         problem = "is not the key under which units were withdrawn"
         check(same, str(self.folder / UNITS_KEY), problem, "restore it from a backup", FolderError)
         return planned
@@ -97,11 +97,11 @@ class LoadedSite(SiteFolder):
         cache = self._records
         if cache.planned is None:
             key = self.units_key
-            blanks = self._withdrawn()[1]
+            blanks = self.withdrawn()[1]
             if cache.units is None:  # an embedded data set
                 digest = key.hash("units", self.federation().fingerprint().encode()).hex()
             else:
-                digest = self._digest(cache.units, *self._withdrawn())
+                digest = self._digest(cache.units, *self.withdrawn())
             cache.planned = PlannedUnits(digest, shard.examples, len(shard.test_labels), blanks)
         return cache.planned
 
@@ -125,13 +125,16 @@ class LoadedSite(SiteFolder):
         return planned is not None and planned.digest == self.planned_units().digest
 
     def digests_without(self, ledger: SiteLedger, run: str, mark: bytes) -> tuple[str, str]:
-        """Name the units of a run as they are, and with one more blank."""
-        planned = self.enter(ledger, run)
-        units = self.units()
+        """Name the units that a run was planned for, and those with one more blank; the second is
+        empty where the units are others now.
+        """
+        same, units = self.still_planned(ledger, run), self.units()
+        planned = ledger.units(run)
         assert planned is not None
         assert units is not None
-        withdrawn, blanks = self._withdrawn()
-        return planned.digest, self._digest(units, withdrawn | {mark}, blanks | {mark})
+        withdrawn, blanks = self.withdrawn()
+        after = self._digest(units, withdrawn | {mark}, blanks | {mark}) if same else ""
+        return planned.digest, after
 
     def _digest(self, units: Units, withdrawn: frozenset[bytes], blanks: frozenset[bytes]) -> str:
         """Name the units of a study, and what makes features of them."""
@@ -139,7 +142,7 @@ class LoadedSite(SiteFolder):
         about = f"{data} {self.schema and self.schema.to_dict()}"
         return units.in_study(withdrawn, blanks).digest(self.units_key, blanks, about)
 
-    def _withdrawn(self) -> tuple[frozenset[bytes], frozenset[bytes]]:
+    def withdrawn(self) -> tuple[frozenset[bytes], frozenset[bytes]]:
         """The marks of all units that were withdrawn, and of those that are blanks of the study."""
         if self._left is None and (self.folder / LEDGER).exists():
             with closing(self.ledger(reading=True)) as ledger:
@@ -197,8 +200,8 @@ class LoadedSite(SiteFolder):
         """
         self.units()
         cache = self._records
-        if cache.federation is None or cache.study != self._withdrawn():
-            cache.study = self._withdrawn()
+        if cache.federation is None or cache.study != self.withdrawn():
+            cache.study = self.withdrawn()
             cache.federation = self._of_study()
             cache.learned = cache.featured = cache.planned = None
         if task is None:
@@ -247,7 +250,7 @@ class LoadedSite(SiteFolder):
         data = self.file.data
         cache = self._records
         if cache.units is not None:
-            units = cache.units.in_study(*self._withdrawn())
+            units = cache.units.in_study(*self.withdrawn())
             return Federation.from_arrays({self.id: units}, key=self.units_key, **cache.options)
         values = {
             "data": {"name": data.dataset},
@@ -265,7 +268,7 @@ class LoadedSite(SiteFolder):
 
     def member(self, task: Task | None = None) -> Member:
         """Return the site as a member that claims what it enforces, and learns ``task``."""
-        budget, settings = self.file.study_budget(), {self.id: self.file.own_settings()}
+        budget, settings = self.file.study_budget(), {self.id: self.file.client_settings.settings()}
         budgets = {} if budget is None else {self.id: budget}
         own = replace(self.federation(task), budgets=budgets, client_settings=settings)
         return honest_members(own)[self.id]
@@ -288,7 +291,9 @@ class LoadedSite(SiteFolder):
 
     def flags(self) -> list[RaisedFlag]:
         """Return what its ethics board must know of its budget beside the numbers."""
-        budget, records = self.file.own_budget(), self.member().shard.examples
+        budget, records = self.file.own_budget(), 0
+        with suppress(DataError):  # a ledger can be read when records cannot
+            records = self.member().shard.examples
         unit = Unit.CLIENT if budget is None or budget.unit is None else budget.unit
         if budget is None or not unit.of_data or budget.delta * records < 1:
             return []

@@ -6,7 +6,7 @@ from the operating system. Nothing of the site's state lives in memory only: eve
 given by a new process.
 """
 
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -125,7 +125,7 @@ class Site(BoundSite):
         try:
             if planned is not None and planned.digest == self.planned_units().digest:
                 return False
-        except DpflError as error:
+        except Exception as error:
             reason = str(error)
         self.log(f"{request.study.study.name}: {_EARLIER if planned is None else reason}")
         return True
@@ -152,7 +152,7 @@ class Site(BoundSite):
             return acceptance(self.id, more=True, token=token)
         study = request.study
         ledger.register(run, seeded=study.seeded, title=study.title)
-        units, withdrawn = self.planned_units(), len(self._withdrawn()[0])
+        units, withdrawn = self.planned_units(), len(self.withdrawn()[0])
         same = ledger.agree(run, request.digest(), units, withdrawn)
         check(same, "terms", "are not those agreed on before", "begin another run", PeerError)
         commitment.make(ledger, run)
@@ -166,12 +166,13 @@ class Site(BoundSite):
 
     def _train(self, ledger: SiteLedger, request: TrainingRequest) -> Message:
         """Answer one round: check, work, then charge and store the answer before it is sent."""
-        run, round_ = request.run, request.round
-        commitment = None if self._changed(ledger, request) else self.commitment(request)
+        run, round_, last = request.run, request.round, ledger.answered(request.run)
+        stored = last is not None and last.round == round_
+        idle = stored or self._changed(ledger, request)
+        commitment = None if idle else self.commitment(request)
         self._check_agreed(ledger, request)
-        last = ledger.answered(run)
-        if last is not None and last.round == round_:
-            return self._answer_again(ledger, request, commitment, last)
+        if last is not None and stored:
+            return self._answer_again(ledger, request, last)
         if commitment is None:
             return self._stop(request)
         part = self.part_of_sum(ledger, request, commitment.agreement)
@@ -190,22 +191,22 @@ class Site(BoundSite):
         return self._new_answer(ledger, commitment, request, part)
 
     def _answer_again(
-        self,
-        ledger: SiteLedger,
-        request: TrainingRequest,
-        commitment: Commitment | None,
-        last: Answered,
+        self, ledger: SiteLedger, request: TrainingRequest, last: Answered
     ) -> Message:
         """Send the very bytes of the ``last`` answer, which was charged when it was stored.
 
-        Without a ``commitment`` the units have changed, and there is no round after this one.
+        Whatever has changed since, records or policy, they are sent; there may be no round after.
         """
         if not last.payload:
             return refusal("its work failed in this round", site=self.id)
-        part = self.part_of_sum(ledger, request, self._agreed(ledger, request, commitment))
-        if part is not None:
-            part.check_same_session()
-        more = commitment is not None and self._goes_on(ledger, commitment, request)
+        if request.study.secure_sum:
+            part = self.part_of_sum(ledger, request, self._agreed(ledger, request))
+            if part is not None:
+                part.check_same_session()
+        more = False
+        with suppress(DpflError):  # why there is no round after is logged when one is asked for
+            if not self._changed(ledger, request):
+                more = self._goes_on(ledger, self.commitment(request), request)
         return self._upload(ledger, request, last.payload, more=more)
 
     def _new_answer(
@@ -256,28 +257,26 @@ class Site(BoundSite):
 
     def _add_up(self, ledger: SiteLedger, request: SumRequest) -> Message:
         """Answer one phase of a secure sum, which by itself releases nothing of the records."""
-        run, round_ = request.run, request.round
-        commitment = None if self._changed(ledger, request) else self.commitment(request)
+        run, round_, last = request.run, request.round, ledger.answered(request.run)
+        stored = last is not None and last.round == round_
+        idle = stored or self._changed(ledger, request)
+        commitment = None if idle else self.commitment(request)
         self._check_agreed(ledger, request)
-        last = ledger.answered(run)
-        if commitment is None and (last is None or last.round != round_):
+        if commitment is None and not stored:
             return self._stop(request)
-        part = self.part_of_sum(ledger, request, self._agreed(ledger, request, commitment))
+        agreement = self._agreed(ledger, request) if commitment is None else commitment.agreement
+        part = self.part_of_sum(ledger, request, agreement)
         if part is None:
             raise PeerError("secure sum", "this study has none", "ask for uploads")
         if commitment is not None and (problem := commitment.unplanned(round_)):
             return refusal(problem, site=self.id)
-        if not part.committed and not (commitment and commitment.covers(ledger, run, round_)):
+        if commitment is not None and not commitment.covers(ledger, run, round_):
             self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
             return self._stop(request)
         return acceptance(self.id, round=round_, token=self.token(run), sum=part.answer())
 
-    def _agreed(
-        self, ledger: SiteLedger, request: UnderTerms, commitment: Commitment | None
-    ) -> Agreement:
-        """What was agreed on; where records have changed since, they are not asked."""
-        if commitment is not None:
-            return commitment.agreement
+    def _agreed(self, ledger: SiteLedger, request: UnderTerms) -> Agreement:
+        """What was agreed on, by the ledger: neither records nor policy are looked at."""
         planned = ledger.units(request.run)
         if planned is None:
             raise PeerError("study", _EARLIER, "begin another run")

@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError, DataError, LedgerError
+from dpfl.core.errors import ConfigurationError, DataError, LedgerError, disk_error
 from dpfl.data.cells import person_id
 from dpfl.data.tables import read_columns
 from dpfl.data.units import Units
@@ -114,13 +114,14 @@ def withdraw(site: LoadedSite, withdrawal: Withdrawal) -> None:
     It cannot be undone.
     """
     with closing(site.checked_ledger()) as ledger:
-        mark, runs = withdrawal.mark, ledger.runs_with_units()  # one may have begun meanwhile
-        open_runs = [run for run in runs if site.still_planned(ledger, run)]
+        digests = {  # a study may have begun meanwhile
+            run: site.digests_without(ledger, run, withdrawal.mark)
+            for run in ledger.runs_with_units()
+        }
         problem, remedy = "has changed meanwhile", "put the file back, and run the command again"
-        same = withdrawal.studies.keys() <= set(open_runs)
+        same = all(digests[run][1] for run in withdrawal.studies)
         check(same, str(site.folder), problem, remedy, DataError)
-        digests = {run: site.digests_without(ledger, run, mark) for run in open_runs}
-        done = ledger.withdraw(mark, site.units_key.name, runs, digests)
+        done = ledger.withdraw(withdrawal.mark, site.units_key.name, digests)
         problem = "was changed by another process meanwhile"
         check(done, str(site.folder), problem, "run the command again", LedgerError)
     remove_traces(site)
@@ -139,7 +140,10 @@ def remove_traces(site: LoadedSite) -> None:
         with ledger.nobody_leaves():  # and no file of these is half written
             for name in (PRIVATE, *FINISH_FILES):
                 for path in (site.folder / MODELS).glob(f"*/{name}*"):
-                    path.unlink()
+                    try:
+                        path.unlink(missing_ok=True)
+                    except OSError as error:
+                        raise disk_error(str(path), error) from error
         finish_delivered(site, last=0)
         ledger.traces_removed(marks)
 

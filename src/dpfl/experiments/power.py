@@ -29,7 +29,6 @@ Departures
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -145,13 +144,6 @@ class PowerPlan:
     noise_multiplier: float
 
 
-def tight_epsilon(
-    multiplier: float, rounds: int, delta: float, adjacency: Adjacency = Adjacency.REPLACE_ONE
-) -> float:
-    """Epsilon of ``rounds`` releases without sampling, composed exactly."""
-    return epsilon(multiplier, 1.0, rounds, delta, sampling="none", adjacency=adjacency)
-
-
 def _composed(
     target: float, rounds: int, delta: float, adjacency: Adjacency, weakest: float, stretch: float
 ) -> tuple[float, Callable[[float], float]]:
@@ -163,12 +155,14 @@ def _composed(
     if stretch:
         printed = stretch * 8 * weakest * math.log(1.25 / delta)
         return printed / (target / rounds) ** 2, lambda noise: rounds * math.sqrt(printed / noise)
+    once: Any = {"sampling": "none", "adjacency": adjacency}
     try:
-        needed = calibrate(target, delta, 1.0, rounds, sampling="none", adjacency=adjacency)
+        needed = calibrate(target, delta, 1.0, rounds, **once)
     except PrivacyRefusal:
         needed = math.inf
-    tight = partial(tight_epsilon, rounds=rounds, delta=delta, adjacency=adjacency)
-    return needed**2 * weakest, lambda noise: tight(math.sqrt(noise / weakest))
+    return needed**2 * weakest, lambda noise: epsilon(
+        math.sqrt(noise / weakest), 1.0, rounds, delta, **once
+    )
 
 
 def plan_power(
@@ -189,14 +183,13 @@ def plan_power(
     distortion: float = 0.5,
     failure: float = 5e-5,
     receiver_noise: float = 1.0,
-    filling: Literal["water", "proportional"] = "water",
 ) -> PowerPlan:
     """The best dimension and power split for a static channel and a target epsilon (Theorem 4, as
     it must be meant).
 
     ``tight``: clipped again after projection, exact composition. ``paper``: Johnson-Lindenstrauss
-    and linear composition over rounds, ``delta`` and ``failure`` per round. ``filling``: noise is
-    made by the clients with most power to spare ("water"), or by all alike ("proportional").
+    and linear composition over rounds, ``delta`` and ``failure`` per round. Noise is made by the
+    clients with most power to spare; who makes it changes neither bound nor dimension.
     """
     loss: Any = {"clip": clip, "smoothness": smoothness, "strong_convexity": strong_convexity}
     positive("plan", parameters=parameters, rounds=rounds, epsilon=target, power=power, **loss)
@@ -204,7 +197,6 @@ def plan_power(
         check(0 < value < 1, "plan", f"{name} = {value}", "give a number between 0 and 1")
     not_negative("plan", receiver_noise=receiver_noise)
     one_of("plan", ("tight", "paper"), accounting=accounting)
-    one_of("plan", ("water", "proportional"), filling=filling)
     loud = all(math.isfinite(gain) and gain > 0 for gain in gains)
     check(loud, "plan", "a channel gain is not a positive number", UNHEARD)
     kappas = power * np.asarray(gains, dtype=np.float64) ** 2
@@ -227,7 +219,7 @@ def plan_power(
         known = f"{math.ceil(smallest) / 1000:.3f}" if math.isfinite(smallest) else "infinite"
         remedy = f"the smallest feasible epsilon for this channel is {known}"
         raise PrivacyRefusal("plan", f"no plan reaches epsilon = {target:g}: {why}", remedy)
-    zetas = _filled(kappas, max(0.0, missing) * dimension, filling)
+    zetas = _filled(kappas, max(0.0, missing) * dimension)
     arriving = receiver_noise + float(zetas @ kappas) / dimension
     loss |= {"sparsity": sparsity, "receiver_noise": receiver_noise}
     channel, sizes = (kappas.tolist(), zetas.tolist()), (dimension, parameters, rounds)
@@ -240,13 +232,9 @@ def plan_power(
     )
 
 
-def _filled(kappas: np.ndarray, wanted: float, filling: str) -> np.ndarray:
-    """Shares zeta_i with sum zeta_i kappa_i = wanted: from the client with most to spare down, or
-    everyone alike.
-    """
+def _filled(kappas: np.ndarray, wanted: float) -> np.ndarray:
+    """Shares zeta_i with sum zeta_i kappa_i = wanted, from the client with most to spare down."""
     spare, zetas = kappas - kappas.min(), np.zeros_like(kappas)
-    if filling == "proportional":
-        return zetas if wanted <= 0 else spare * min(1.0, wanted / spare.sum()) / kappas
     left = wanted
     for i in np.argsort(-spare, kind="stable"):
         taken = min(spare[i], left)

@@ -36,7 +36,7 @@ from dpfl.core.errors import PrivacyRefusal
 _AT_ONCE = 512  # records of a forward without gradients
 _REMEDY = "build the model of torch's own layers, or let it compute a record from that record alone"
 _MEMORY = (Tensor.apply_, Tensor.__dlpack__)  # would read the memory that a record does not have
-_PAST = ("aten::set_", "aten::resize", "aten::_resize", "aten::as_strided")  # nobody wrote there
+_PAST = ("set_", "resize", "_resize", "as_strided")  # to memory that nobody wrote to
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 
 _functorch: Any = torch._C._functorch
@@ -101,6 +101,7 @@ class _Rule:
     """
 
     refused: str = ""
+    past: bool = False
     writes: tuple[tuple[int, str], ...] = ()
     returns: tuple[tuple[int, str] | None, ...] = ()
     views: bool = False
@@ -120,13 +121,16 @@ def _rule(func: Any) -> _Rule:
         return _Rule(refused=f"{schema.name} is not an operation of torch")
     if any("Tensor" not in str(result.type) for result in schema.returns):
         return _Rule(refused=f"{name} reads a value of a record")
-    if schema.name.startswith(_PAST):
-        return _Rule(refused=f"{name} reaches past a record")
-    writes = {
-        str(sorted(argument.alias_info.before_set)): (i, argument.name)
+    if name.startswith(_PAST):
+        return _Rule(refused=f"{name} reaches past a record", past=True)
+    written = [
+        (i, argument)
         for i, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
-    }
+    ]
+    if any(argument.kwarg_only for _, argument in written):
+        return _Rule(refused=f"{schema.name} writes to memory that it is given")
+    writes = {str(sorted(own.alias_info.before_set)): (i, own.name) for i, own in written}
     aliases = [result.alias_info for result in schema.returns]
     return _Rule(
         writes=tuple(writes.values()),
@@ -137,7 +141,7 @@ def _rule(func: Any) -> _Rule:
         views=not writes and any(alias is not None for alias in aliases),
         in_place_view=torch.Tag.inplace_view in func.tags,
         random=torch.Tag.nondeterministic_seeded in func.tags,
-        pointwise=torch.Tag.pointwise in func.tags and "out" not in func._overloadname,
+        pointwise=torch.Tag.pointwise in func.tags,
         cleared="empty" in name,
         statistics=None if "backward" in name else _place(schema, "running_mean"),
     )
@@ -197,22 +201,24 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Carry out one operation."""
         kwargs = kwargs or {}
-        records = list(_records((*args, *kwargs.values())))
-        try:
-            if torch._C._autograd._profiler_enabled():
-                raise _refusal("a profiler of torch's is on, which sees how many records there are")
-            if not records:
-                return self._without_records(func, args, kwargs)
-            return self._with_records(func, args, kwargs, records)
-        except Exception as error:
-            if records or isinstance(error, PrivacyRefusal):
-                self.failure = self.failure or error
-            raise
+        records: list[RecordTensor] = []
+        with torch._C.DisableTorchFunction():  # nobody looks on
+            try:
+                records += _records((*args, *kwargs.values()))
+                if torch._C._autograd._profiler_enabled() or torch._C._len_torch_dispatch_stack():
+                    raise _refusal("a profiler or mode of torch's would see all records")
+                if not records:
+                    return self._without_records(func, args, kwargs)
+                return self._with_records(func, args, kwargs, records)
+            except Exception as error:
+                if records or isinstance(error, PrivacyRefusal):
+                    self.failure = self.failure or error
+                raise
 
     def _without_records(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation on what does not depend on the record."""
         rule = _rule(func)
-        if func._schema.name.startswith(_PAST):
+        if rule.past:
             raise _refusal(rule.refused)
         found = func(*args, **kwargs)
         if rule.cleared and isinstance(found, Tensor):
@@ -260,7 +266,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return None
             if not rule.views:
                 # Neither the layout in memory nor what was there before may say anything.
-                values = values.contiguous()
+                values = values.contiguous().view(-1).view(values.shape)
                 if torch.is_grad_enabled():  # backward keeps what forward has made, and little more
                     self.numbers += values.numel() // self.count
             return self.hold(values.zero_() if rule.cleared else values)
@@ -351,6 +357,8 @@ def _records(values: Sequence[Any]) -> Iterator[RecordTensor]:
             yield value
         elif type(value) in (list, tuple):
             yield from _records(value)
+        elif isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter):
+            raise _refusal(f"it uses a {type(value).__name__}, which may do anything")
 
 
 def _replaced(value: Any, left: Iterator[Tensor]) -> Any:
@@ -422,26 +430,23 @@ def apart(compute: Compute, tensors: Sequence[Tensor], plan: Plan) -> tuple[list
 def mode_active() -> bool:
     """Whether a mode of torch's may see or change what is computed; a device's does not."""
     kinds = set(map(type, _overrides._get_current_function_mode_stack())) - {DeviceContext}
-    return bool(kinds) or _get_current_dispatch_mode() is not None
+    return bool(kinds) or torch._C._len_torch_dispatch_stack() > 0
 
 
 @contextmanager
 def _no_mode_left(watch: Watch) -> Iterator[None]:
-    """Put back the modes that were active; the work ends if the code has not done so itself."""
+    """End the work of code that does not leave torch's modes as they were."""
     before = _overrides._get_current_function_mode_stack()
     try:
         yield
     finally:
         after = _overrides._get_current_function_mode_stack()
         same = [id(mode) for mode in before] == [id(mode) for mode in after]
-        if not same or _get_current_dispatch_mode() is not watch:
+        alone = torch._C._len_torch_dispatch_stack() == 1
+        if not (same and alone and _get_current_dispatch_mode() is watch):
             watch.failure = _refusal("it does not leave torch's modes as they were")
         while (mode := _get_current_dispatch_mode()) is not None and mode is not watch:
             _pop_mode()
-        for _ in after:
-            _overrides._pop_mode()
-        for mode in before:
-            _overrides._push_mode(mode)
 
 
 def _ended(failure: Exception) -> PrivacyRefusal:

@@ -72,7 +72,8 @@ def _convolution(axes: int) -> Condition:
 
     def condition(layer: Any, shape: Shape) -> bool:
         padding = layer._reversed_padding_repeated_twice
-        return len(shape) == axes and len(padding) == 2 * (axes - 2)
+        laid_out = len(padding) == 2 * (axes - 2) and min(padding) >= 0
+        return len(shape) == axes and laid_out
 
     return condition
 
@@ -110,11 +111,11 @@ _CONDITIONS: dict[str, Condition] = {
     "Conv2d ConvTranspose2d": _convolution(4),
     "Conv3d ConvTranspose3d": _convolution(5),
     "MaxPool1d AvgPool1d LPPool1d AdaptiveAvgPool1d AdaptiveMaxPool1d "
-    "Dropout1d ReflectionPad1d ReplicationPad1d CircularPad1d": _axes(3),
+    "Dropout1d ReflectionPad1d ReplicationPad1d": _axes(3),
     "MaxPool2d AvgPool2d LPPool2d AdaptiveAvgPool2d AdaptiveMaxPool2d "
-    "Dropout2d ReflectionPad2d ReplicationPad2d CircularPad2d Softmax2d": _axes(4),
+    "Dropout2d ReflectionPad2d ReplicationPad2d Softmax2d": _axes(4),
     "MaxPool3d AvgPool3d LPPool3d AdaptiveAvgPool3d AdaptiveMaxPool3d "
-    "Dropout3d ReflectionPad3d ReplicationPad3d CircularPad3d": _axes(5),
+    "Dropout3d ReflectionPad3d ReplicationPad3d": _axes(5),
     "ZeroPad1d ZeroPad2d ZeroPad3d ConstantPad1d ConstantPad2d ConstantPad3d": (
         lambda layer, shape: len(layer.padding) // 2 < len(shape)
     ),
@@ -249,7 +250,7 @@ def _by_shape(model: nn.Module, task: Task, inputs: Inputs, shape: Shape) -> str
     They do not depend on values: each layer gives records first if it is given them first.
     """
     each, names = task.record_shape(shape), {part: name for name, part in model.named_modules()}
-    seen: dict[int, list[tuple[nn.Module, bool, list[Shape]]]] = {2: [], 3: []}
+    seen: dict[int, list[tuple[nn.Module, bool, list[Shape]]]] = {1: [], 2: [], 3: []}
 
     def look(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
         if arguments:
@@ -270,8 +271,9 @@ def _by_shape(model: nn.Module, task: Task, inputs: Inputs, shape: Shape) -> str
                 return f"it does not accept records of shape {each} ({error!s:.100})"
     # The number of records is the length of the first axis of all that layers take and give, and
     # no other length follows from it.
-    for (module, good, two), (_, fine, three) in zip(*seen.values(), strict=True):
-        if not (good and fine and two == three):
+    for calls in zip(*seen.values(), strict=True):
+        module, _, shapes = calls[0]
+        if not all(good and same == shapes for _, good, same in calls):
             kind = type(module).__name__
             return f"layer '{names[module]}' ({kind}) may take records for something else"
     return None

@@ -122,24 +122,21 @@ class SiteLedger(Ledger):
         """The key, hashed, by which the units that were withdrawn are marked."""
         return next((str(key) for (key,) in self._rows("SELECT key FROM marked_by")), None)
 
-    def withdraw(
-        self, mark: bytes, key: str, runs: Sequence[str], digests: Mapping[str, tuple[str, str]]
-    ) -> bool:
+    def withdraw(self, mark: bytes, key: str, digests: Mapping[str, tuple[str, str]]) -> bool:
         """Withdraw a unit from all studies, in one transaction.
 
-        ``key`` is the hash of the key of marks, ``runs`` are all that the ledger has units of,
-        ``digests`` the names of the units of each study that goes on, before and after. What stayed
-        at the site of models that the unit has had a part in is forgotten. False, and nothing is
-        written, where another study has begun, a study's units are not those any more, or the unit
-        was withdrawn before.
+        ``key`` is the hash of the key of marks, ``digests`` the names of the units of each study,
+        before and after; a study that has stopped gets an empty name, so that work on it does not
+        end in an answer either. What stayed at the site of models that the unit has had a part in
+        is forgotten. False, and nothing is written, where another study has begun, a study's units
+        are not those any more, or the unit was withdrawn before.
         """
         with self._transaction() as entry:
-            if mark in self.withdrawals() or self.runs_with_units() != list(runs):
+            named = dict(self._rows("SELECT run, digest FROM units"))
+            same = named == {run: before for run, (before, _) in digests.items()}
+            if mark in self.withdrawals() or not same:
                 return False
-            for run, (before, after) in digests.items():
-                planned = self.units(run)
-                if planned is None or planned.digest != before:
-                    return False
+            for run, (_, after) in digests.items():
                 entry.connection.execute("UPDATE units SET digest = ? WHERE run = ?", (after, run))
             entry.insert("withdrawn", [(mark.hex(), time.time())])
             entry.connection.execute("INSERT INTO untraced VALUES (?)", (mark.hex(),))

@@ -87,10 +87,10 @@ def _charge(
     charges = []
     for account in sorted(offers.keys() & planned.keys()):
         world, cost = observer is Observer.WORLD, in_round(offers[account][0], round_)
-        draw = ("central", round_) if world else ("client", round_, account)
-        charges.append(
-            Charge(account=account, observer=observer, cost=cost, draw=run.draw_token(*draw))
-        )
+        labels = ("central", round_) if world else ("client", round_, account)
+        # The randomness that a charge pays for; empty where it cannot be repeated.
+        draw = "" if run.seed is None else f"{run.seed.child(*labels).value:x}"
+        charges.append(Charge(account=account, observer=observer, cost=cost, draw=draw))
     refused = run.ledger.charge(run.name, round_, charges)
     return {*offers} - {charge.account for charge in charges} | refused
 

@@ -47,10 +47,6 @@ class Run(Memory):
             return SecretRng.from_system().secret_seed()
         return self.public.child("round", round_)
 
-    def draw_token(self, *labels: str | int) -> str:
-        """Name the randomness a charge pays for; empty where it cannot be repeated."""
-        return "" if self.seed is None else f"{self.seed.child(*labels).value:x}"
-
 
 def secret_for(seed: PublicSeed | None, *labels: str | int) -> SecretRng:
     """A secret generator: from a simulation's seed, or from the operating system if there is

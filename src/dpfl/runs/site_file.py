@@ -247,7 +247,3 @@ class SiteFile(TomlFile):
             count_on=frozenset(own.count_on),
             least_honest=own.least_honest,
         )
-
-    def own_settings(self) -> ClientSettings:
-        """Return the site's own settings of local work."""
-        return self.client_settings.settings()

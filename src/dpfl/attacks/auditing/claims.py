@@ -114,12 +114,9 @@ class Claim:
         events = [event for event in self.stretched(factor) if event.sampling_rate > 0]
         if all(event.sampling_rate == 1 and event.failure == 0 for event in events):
             total = math.fsum(event.steps / event.noise_multiplier**2 for event in events)
-            return GaussianCurve(self._sensitivity * math.sqrt(total))
+            replaced = self.adjacency is Adjacency.REPLACE_ONE
+            return GaussianCurve((2.0 if replaced else 1.0) * math.sqrt(total))
         return PointsCurve(epsilon_curve(events, self.adjacency, _DELTAS))
-
-    @property
-    def _sensitivity(self) -> float:
-        return 2.0 if self.adjacency is Adjacency.REPLACE_ONE else 1.0
 
     def largest_refuted(self, refutes: Callable[[Curve], bool]) -> float:
         """The largest factor whose curve the evidence ``refutes``; 0 where it refutes none."""

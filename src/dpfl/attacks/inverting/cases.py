@@ -97,11 +97,12 @@ def _case(victim: Victim, values: Plain, name: str, epsilon: float, view: str) -
     check(rows or view not in ("row", "cleaned"), where, problem, "ask for the view 'sum'")
     cleans = strategy.clean is not None
     check(cleans or view != "cleaned", where, "it does not clean rows", "ask for the view 'row'")
-    delta = _delta(experiment)
+    given = experiment.budgets.delta
+    delta = float(given) if isinstance(given, int | float) else 1e-5
     budgets = {client: Budget(epsilon=min(epsilon, 25.0), delta=delta) for client in federation.ids}
     last = federation.ids[-1]  # some methods need claims that differ
     budgets[last] = replace(budgets[last], epsilon=1.1 * budgets[last].epsilon)
-    setup = replace(setup, federation=federation.with_budgets(budgets), rounds=setup.rounds)
+    setup = replace(setup, federation=federation.with_budgets(budgets))
     observation = observe(replace(setup, settings={**setup.settings, "evaluate_every": 10**6}))
     spent, promise = _claimed(observation, victim.client, view, delta)
     return Case(
@@ -112,12 +113,6 @@ def _case(victim: Victim, values: Plain, name: str, epsilon: float, view: str) -
         promise=promise,
         observation=observation,
     )
-
-
-def _delta(experiment: Experiment) -> float:
-    """The experiment's delta, where it is one for all."""
-    given = experiment.budgets.delta
-    return float(given) if isinstance(given, int | float) else 1e-5
 
 
 def _claimed(
@@ -140,7 +135,7 @@ def seen_by(victim: Victim, case: Case) -> Seen:
     first = observation.training[0]
     view, clients = observation.server_view(first), len(first.plan.cohort)
     if case.view == "sum":
-        update, clients = observation.world_view()[1] - first.state.model, clients
+        update = observation.world_view()[1] - first.state.model
     elif isinstance(view, Rows):
         matrix, clients = view.matrix, 1
         if case.view == "cleaned":

@@ -172,13 +172,14 @@ def updates_without_noise(
     for member in members:
         start = start_of(round_, member.id)
         start = start if personal is None else personal.merge(start, None, layout)
-        phases = own.agreement.phases(member.participant)
-        phases = tuple(replace(phase, noise_multiplier=0.0, sum_only=False) for phase in phases)
         jobs.append(
             Job(
                 client=member.id,
                 start=start,
-                phases=tuple(phase.in_round(number) for phase in phases),
+                phases=tuple(
+                    replace(phase.in_round(number), noise_multiplier=0.0, sum_only=False)
+                    for phase in own.agreement.phases(member.participant)
+                ),
                 features=member.shard.features,
                 labels=member.shard.labels,
                 rng=SecretRng.simulated(seed.child(member.id)),

@@ -21,7 +21,6 @@ from dpfl.data.inputs import Numbers, Tokens
 from dpfl.data.records import Shard
 from dpfl.rounds import Agreement, Plan, Uplink
 from dpfl.rounds.codec import decode_integers, decode_upload, encode_upload
-from dpfl.tasks import Task
 
 _ON_WIRE = 2**31 - 1
 _EVERY = 2  # of so many own records one carries the trigger
@@ -114,7 +113,7 @@ class Attack:
         shard = federation.shards[client]
         features, labels = shard.features, shard.labels
         if self.flips:
-            labels = classes_of(federation.task) - 1 - labels
+            labels = max(2, federation.task.width) - 1 - labels  # one logit stands for two
         if self.marks:
             features, labels = features.clone(), labels.clone()
             features[::_EVERY] = trigger.on(features[::_EVERY])
@@ -147,11 +146,6 @@ def make_attack(name: str, factor: float) -> Attack:
     if name not in ATTACKS:
         raise unknown_name("attacks", "attack", name, ATTACKS)
     return ATTACKS[name](factor)
-
-
-def classes_of(task: Task) -> int:
-    """How many classes a task has: two where it has one logit."""
-    return max(2, task.width)
 
 
 @dataclass(kw_only=True, eq=False)
