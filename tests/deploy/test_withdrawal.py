@@ -81,6 +81,16 @@ def last_bytes(site: Site, server: Desk, round_: int) -> Message:
     return answer
 
 
+def with_private_part(tmp_path: Path) -> tuple[Site, Desk]:
+    """A site that has answered a round, and keeps a part of the model to itself."""
+    values = study_values("ppsgd", rounds=ROUNDS, run=SEEDED, local_steps=1)
+    server = Desk({**values, "model": {"name": "mlp", "hidden": 4}})
+    site = make_site(tmp_path / "a", "a", CLIENT, REHEARSAL)
+    assert site.answer(server.terms()).accepted
+    last_bytes(site, server, 0)
+    return site, server
+
+
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("method", ["weiavg", "udp_fedavg"])
 def test_after_a_withdrawal_all_messages_are_those_of_a_blank_from_the_start(
@@ -383,10 +393,15 @@ def test_a_file_that_cannot_be_removed_keeps_nobody_from_leaving(
 ) -> None:
     site = hospital(tmp_path / "a")
     (site.folder / "models" / "old" / "finish.html_files").mkdir(parents=True)
+    (site.folder / "models" / "young").mkdir()
+    heads = [site.folder / "models" / name / "head.safetensors" for name in ("old", "young")]
+    for head in heads:
+        head.write_bytes(b"a head")
     for person in ("p7", "p8"):
         arguments = ["site", "withdraw", str(site.folder), "--person", person, "--yes"]
         assert run_command(arguments) in (5, 6)
         assert "finish.html_files" in capfd.readouterr().err
+        assert not any(head.exists() for head in heads)
     with closing(site.ledger()) as ledger:
         assert len(ledger.withdrawals()) == len(ledger.untraced()) == 2
 
@@ -394,11 +409,7 @@ def test_a_file_that_cannot_be_removed_keeps_nobody_from_leaving(
 def test_private_parts_leave_the_ledger_s_file_or_the_command_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = study_values("ppsgd", rounds=ROUNDS, run=SEEDED, local_steps=1)
-    server = Desk({**values, "model": {"name": "mlp", "hidden": 4}})
-    site = make_site(tmp_path / "a", "a", CLIENT, REHEARSAL)
-    assert site.answer(server.terms()).accepted
-    last_bytes(site, server, 0)
+    site, _ = with_private_part(tmp_path)
     with closing(site.ledger()) as ledger:
         answered = ledger.answered("run-1")
     assert answered is not None
@@ -560,11 +571,7 @@ def test_a_file_that_changes_during_the_work_is_not_answered_from(
 def test_a_private_part_is_not_kept_of_a_unit_that_leaves_while_the_model_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = study_values("ppsgd", rounds=ROUNDS, run=SEEDED, local_steps=1)
-    server = Desk({**values, "model": {"name": "mlp", "hidden": 4}})
-    site = make_site(tmp_path / "a", "a", CLIENT, REHEARSAL)
-    assert site.answer(server.terms()).accepted
-    last_bytes(site, server, 0)
+    site, server = with_private_part(tmp_path)
     number = lines_of(site, trained=True, count=1)[0]
 
     def kept(*rest: Any) -> Path:

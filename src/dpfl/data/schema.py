@@ -68,12 +68,13 @@ class Schema:
     ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        names = {column.name: column for column in self.columns}
+        names = [column.name for column in self.columns]
+        known = set(names)
         problem = f"two columns have one name among {', '.join(names)}"
-        check(len(names) == len(self.columns), "schema", problem, "name each column once")
+        check(len(known) == len(names), "schema", problem, "name each column once")
         check(bool(self.target), "schema", "has no target", "name the column to be predicted")
         for name in self.target:
-            if name not in names:
+            if name not in known:
                 problem = f"its target '{name}' is not among its columns"
                 raise ConfigurationError("schema", problem, did_you_mean(name, names))
         check(bool(self.inputs), "schema", "has no column beside its target", "add one")
@@ -84,7 +85,7 @@ class Schema:
         problem = "its targets are of several kinds, or are several categories"
         good = len(self.target) == 1 or {c.type for c in self.outcomes} in ({"boolean"}, {"number"})
         check(good, "schema", problem, "give one target, or several numbers, or several booleans")
-        taken = self.person in list(names)
+        taken = self.person in names
         check(not taken, "schema", f"the person '{self.person}' is a column", "leave it out there")
         whole_number("schema", "records_per_person", self.records_per_person)
         word, remedy = unit_called(self.person_word), "give a word such as 'patient'"

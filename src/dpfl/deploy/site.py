@@ -125,7 +125,7 @@ class Site(BoundSite):
         try:
             if planned is not None and planned.digest == self.planned_units().digest:
                 return False
-        except Exception as error:
+        except Exception as error:  # whatever is wrong with the file, the server hears the same
             reason = str(error)
         self.log(f"{request.study.study.name}: {_EARLIER if planned is None else reason}")
         return True
@@ -166,10 +166,10 @@ class Site(BoundSite):
 
     def _train(self, ledger: SiteLedger, request: TrainingRequest) -> Message:
         """Answer one round: check, work, then charge and store the answer before it is sent."""
-        run, round_, last = request.run, request.round, ledger.answered(request.run)
+        run, round_ = request.run, request.round
+        last = ledger.answered(run)
         stored = last is not None and last.round == round_
-        idle = stored or self._changed(ledger, request)
-        commitment = None if idle else self.commitment(request)
+        commitment = None if stored or self._changed(ledger, request) else self.commitment(request)
         self._check_agreed(ledger, request)
         if last is not None and stored:
             return self._answer_again(ledger, request, last)
@@ -257,10 +257,10 @@ class Site(BoundSite):
 
     def _add_up(self, ledger: SiteLedger, request: SumRequest) -> Message:
         """Answer one phase of a secure sum, which by itself releases nothing of the records."""
-        run, round_, last = request.run, request.round, ledger.answered(request.run)
+        run, round_ = request.run, request.round
+        last = ledger.answered(run)
         stored = last is not None and last.round == round_
-        idle = stored or self._changed(ledger, request)
-        commitment = None if idle else self.commitment(request)
+        commitment = None if stored or self._changed(ledger, request) else self.commitment(request)
         self._check_agreed(ledger, request)
         if commitment is None and not stored:
             return self._stop(request)

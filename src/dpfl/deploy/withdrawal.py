@@ -137,14 +137,17 @@ def remove_traces(site: LoadedSite) -> None:
         marks = ledger.untraced()
         if not marks:
             return
+        failure = None
         with ledger.nobody_leaves():  # and no file of these is half written
             for name in (PRIVATE, *FINISH_FILES):
                 for path in (site.folder / MODELS).glob(f"*/{name}*"):
                     try:
                         path.unlink(missing_ok=True)
-                    except OSError as error:
-                        raise disk_error(str(path), error) from error
+                    except OSError as error:  # the other files go all the same
+                        failure = disk_error(str(path), error)
         finish_delivered(site, last=0)
+        if failure is not None:
+            raise failure
         ledger.traces_removed(marks)
 
 

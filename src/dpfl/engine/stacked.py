@@ -54,7 +54,8 @@ def assumptions_of(
     Where records are clipped, matrix products are tried on this machine as they are computed in
     training. A model or loss of the user's own is computed under a watch, which assumes more.
     """
-    known, chain = structure(model, task, NUMBERS) is None, Chain.of(model, layout)
+    known = structure(model, task, NUMBERS) is None
+    chain = Chain.of(model, layout)
     if not strategy.local.private:
         found: tuple[str, ...] = () if known else (FORGETS,)
     elif not known:

@@ -36,7 +36,7 @@ from dpfl.core.errors import PrivacyRefusal
 _AT_ONCE = 512  # records of a forward without gradients
 _REMEDY = "build the model of torch's own layers, or let it compute a record from that record alone"
 _MEMORY = (Tensor.apply_, Tensor.__dlpack__)  # would read the memory that a record does not have
-_PAST = ("set_", "resize", "_resize", "as_strided")  # to memory that nobody wrote to
+_PAST = ("set_", "resize", "_resize", "as_strided")  # operations that reach what nobody wrote
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 
 _functorch: Any = torch._C._functorch
@@ -202,7 +202,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Carry out one operation."""
         kwargs = kwargs or {}
         records: list[RecordTensor] = []
-        with torch._C.DisableTorchFunction():  # nobody looks on
+        with torch._C.DisableTorchFunction():  # no mode or subclass sees what follows
             try:
                 records += _records((*args, *kwargs.values()))
                 if torch._C._autograd._profiler_enabled() or torch._C._len_torch_dispatch_stack():

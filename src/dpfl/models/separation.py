@@ -249,7 +249,8 @@ def _by_shape(model: nn.Module, task: Task, inputs: Inputs, shape: Shape) -> str
 
     They do not depend on values: each layer gives records first if it is given them first.
     """
-    each, names = task.record_shape(shape), {part: name for name, part in model.named_modules()}
+    record_shape = task.record_shape(shape)
+    names = {module: name for name, module in model.named_modules()}
     seen: dict[int, list[tuple[nn.Module, bool, list[Shape]]]] = {1: [], 2: [], 3: []}
 
     def look(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
@@ -264,11 +265,11 @@ def _by_shape(model: nn.Module, task: Task, inputs: Inputs, shape: Shape) -> str
         for module in names:
             hooks.enter_context(module.register_forward_hook(look))
         for count in seen:
-            records = inputs.made_up(count, each, PublicSeed(0).generator()).to(device)
+            records = inputs.made_up(count, record_shape, PublicSeed(0).generator()).to(device)
             try:
                 task.single.outputs(lambda x: outputs_of(model, {}, x), inputs(records))
             except Exception as error:
-                return f"it does not accept records of shape {each} ({error!s:.100})"
+                return f"it does not accept records of shape {record_shape} ({error!s:.100})"
     # The number of records is the length of the first axis of all that layers take and give, and
     # no other length follows from it.
     for calls in zip(*seen.values(), strict=True):
