@@ -14,7 +14,7 @@ MINUTES ?= 10
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo deploy-demo test arithmetics compiled-tests lint nightly audit fuzz bench bench-kernels bench-secure-sum bench-kills bench-sites bench-port setup setup-dev clean help
+.PHONY: demo deploy-demo test arithmetics compiled-tests lint nightly audit fuzz bench bench-gate bench-kernels bench-secure-sum bench-kills bench-sites bench-port setup setup-dev clean help
 
 help:
 	@echo "make demo   set up, compare eighteen methods on a federation of 20 clients and write a report (about a minute)"
@@ -26,6 +26,7 @@ help:
 	@echo "make audit  lower bounds on what every method reveals, and how often deliberate faults are caught (about an hour)"
 	@echo "make fuzz   mangled files and messages at every door (MINUTES=10)"
 	@echo "make bench  measure against Opacus, pfl and Flower (about an hour; BENCH=--quick to see that it runs)"
+	@echo "make bench-gate AGAINST=COMMIT  fails where a round or a start takes 5 % more processor time than at that commit (minutes)"
 	@echo "make bench-kills, bench-sites, bench-port  random kills of a real federation; many sites; strangers at the port (minutes)"
 	@echo "make clean  remove .venv and caches"
 
@@ -75,6 +76,10 @@ bench: $(DEVELOP)
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m bench.run $(BENCH)
 	$(BIN)/python -m bench.kernels $(filter --quick,$(BENCH))
 	$(BIN)/python -m bench.secure_sum $(filter --quick,$(BENCH))
+
+bench-gate: $(DEVELOP)
+	$(if $(AGAINST),,$(error name the commit to compare with: make bench-gate AGAINST=COMMIT))
+	$(BIN)/python -m bench.run --against $(AGAINST) --only W2,W3,dp_fed,noise,start --limit 1.05
 
 bench-sites: $(DEVELOP)
 	$(BIN)/python -m bench.sites

@@ -14,23 +14,22 @@ import datetime
 import itertools
 import json
 import os
-import platform
-import queue
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from bench.against import compare_commits
+from bench.machine import machine
+from bench.sides import Side, SideFailed, ended, last_line, progress
 from bench.table import (
     WIDTH,
     agreement,
@@ -52,16 +51,6 @@ SCRIPTS = {
     "flower": "bench.peers.flower_opacus",
 }
 PEER_NAMES = {"opacus": "Opacus", "pfl": "pfl", "flower": "Flower"}
-PATIENCE = 1800.0  # seconds without a word after which a side is given up
-
-
-class SideFailed(Exception):
-    """A side ended, or fell silent, before it had said all it should."""
-
-
-def progress(text: str) -> None:
-    """Tell whoever waits, on stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 # -- environments ----------------------------------------------------------------------------------
@@ -86,165 +75,9 @@ def python_of(peer: str) -> Path:
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
-            raise SideFailed(f"its environment could not be made: {_last_line(done.stderr)}")
+            raise SideFailed(f"its environment could not be made: {last_line(done.stderr)}")
     stamp.write_text(wanted)
     return python
-
-
-def _last_line(text: str) -> str:
-    """The last line that says something; the whole machine is left out of what goes into results."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line or "error" in line]
-    found = (errors or lines or ["it gave no reason"])[-1]
-    return found.replace(str(HERE.parent), ".")[:300]
-
-
-# -- sides -----------------------------------------------------------------------------------------
-
-
-class Side:
-    """One script in its own process. It waits before every round until it is told to go."""
-
-    alive: ClassVar[set[Side]] = set()
-    over: ClassVar[bool] = False  # the whole run was interrupted: nothing more is started
-
-    def __init__(self, name: str, python: Path | str, asked: dict[str, Any], folder: Path) -> None:
-        if Side.over:
-            raise SideFailed("the run was interrupted")
-        self.seconds: list[float] = []
-        self.peak_of_all = 0.0
-        self._error_file = folder / f"{name}.stderr"
-        self._errors = self._error_file.open("w")
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(HERE.parent),
-            "DPFL_CACHE": tempfile.mkdtemp(
-                prefix="cache-", dir=folder
-            ),  # what was worked out earlier does not help
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_HOME": str(folder / "flwr"),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_DISABLE_IMPORT_WARNING": "1",
-        }
-        self._process = subprocess.Popen(
-            [str(python), "-m", SCRIPTS[name.split()[0]], json.dumps(asked)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment,
-            cwd=HERE.parent, start_new_session=True,
-        )  # fmt: skip
-        Side.alive.add(self)
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
-
-    def _listen(self, stdout: IO[str]) -> None:
-        for line in stdout:
-            self._lines.put(line)
-        self._lines.put(None)
-
-    def next(self, patience: float = PATIENCE) -> dict[str, Any]:
-        """Return the next thing it says."""
-        try:
-            line = self._lines.get(timeout=max(patience, 0.01))
-        except queue.Empty:
-            self.stop()
-            raise SideFailed(f"it was given up after {patience:.0f} s") from None
-        if line is None:
-            self._process.wait()
-            why = _last_line(self._error_file.read_text(errors="replace"))
-            raise SideFailed(f"it ended with code {self._process.returncode}: {why}")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def expect(self, event: str) -> dict[str, Any]:
-        """Return the next thing it says, which must be this."""
-        said = self.next()
-        if said["event"] != event:
-            raise SideFailed(f"it said '{said['event']}' where '{event}' was due")
-        return said
-
-    def go(self) -> None:
-        """Give it leave to start a round."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-
-    def round(self, *, watch: bool) -> float:
-        """Let it play a round and return the seconds it took; ``watch`` adds up the memory of all
-        its processes.
-        """
-        self.expect("ready")
-        over = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(over,), daemon=True)
-        if watch:
-            watcher.start()
-        self.go()
-        try:
-            self.seconds.append(self.expect("round")["seconds"])
-        finally:
-            over.set()
-        return self.seconds[-1]
-
-    def _watch(self, over: threading.Event) -> None:
-        while not over.wait(0.5):
-            self.peak_of_all = max(self.peak_of_all, memory_of_tree(self._process.pid))
-
-    def finish(self) -> dict[str, Any]:
-        """Let it come to its end; return what it says of itself."""
-        while (said := self.next())["event"] != "done":
-            if said["event"] == "ready":
-                self.go()
-        self._process.wait(timeout=120)
-        return said
-
-    def stop(self) -> None:
-        """End it and what it has started, if it still runs."""
-        Side.alive.discard(self)
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGTERM)
-            try:
-                self._process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
-        self._errors.close()
-
-
-def memory_of_tree(root: int) -> float:
-    """Memory of a process and all its descendants in MiB, shared pages counted once; 0 where /proc
-    has none.
-    """
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            parents[int(entry.name)] = int(
-                (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-    family = {root}
-    grown = True
-    while grown:
-        more = {pid for pid, parent in parents.items() if parent in family} - family
-        family |= more
-        grown = bool(more)
-    total = 0
-    for pid in family:
-        with contextlib.suppress(OSError):
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1024
-
-
-@contextlib.contextmanager
-def ended(*sides: Side) -> Iterator[None]:
-    """See to it that no side outlives its measurement."""
-    try:
-        yield
-    finally:
-        for side in sides:
-            side.stop()
 
 
 # -- one workload ----------------------------------------------------------------------------------
@@ -252,7 +85,7 @@ def ended(*sides: Side) -> Iterator[None]:
 
 def once(name: str, python: Path | str, asked: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Run a side to its end without taking turns."""
-    side = Side(name, python, asked, folder)
+    side = Side(name, SCRIPTS[name], python, asked, folder)
     with ended(side):
         return side.finish()
 
@@ -330,13 +163,12 @@ def measure(
     with contextlib.ExitStack() as stack:
         wanted = [] if "ours" in failures else [("ours", "ours", sys.executable, "private")]
         if wanted and work.plain_goal is not None:
-            wanted.append(("plain", "ours plain", sys.executable, "plain"))
+            wanted.append(("plain", "ours", sys.executable, "plain"))
         if python is not None and "peer" not in failures:
             wanted.append(("peer", work.peer, python, "private"))
         for name, script, interpreter, variant in wanted:
-            sides[name] = Side(
-                script, interpreter, {**asked, "mode": "time", "variant": variant}, folder
-            )
+            timed = {**asked, "mode": "time", "variant": variant}
+            sides[name] = Side(name, SCRIPTS[script], interpreter, timed, folder)
             stack.enter_context(ended(sides[name]))
         take_turns(sides, work, repeats + 1, failures)
         for name, side in sides.items():
@@ -363,12 +195,8 @@ def measure_scale(*, small: bool, repeats: int, folder: Path) -> list[dict[str, 
     for population in (SCALE.small() if small else SCALE).populations:
         size: dict[str, Any] = {"population": population, "seconds": []}
         sizes.append(size)
-        side = Side(
-            "ours",
-            sys.executable,
-            {"mode": "scale", "population": population, "rounds": repeats + 1},
-            folder,
-        )
+        asked = {"mode": "scale", "population": population, "rounds": repeats + 1}
+        side = Side("ours", SCRIPTS["ours"], sys.executable, asked, folder)
         deadline = time.monotonic() + SCALE.seconds_allowed
         with ended(side):
             try:
@@ -417,9 +245,17 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--skip-peers", action="store_true", help="time our own side alone")
     parser.add_argument(
+        "--against", metavar="COMMIT", help="time our own side against that of another commit"
+    )
+    parser.add_argument(
+        "--limit", type=float, help="with --against: fail where it takes this many times as long"
+    )
+    parser.add_argument(
         "--out", type=Path, help="where the numbers go; otherwise, unless --quick, bench/results"
     )
     given = parser.parse_args()
+    if given.against:
+        return given
     given.only = given.only.split(",") if given.only else list(KEYS)
     unknown = [key for key in given.only if key not in KEYS]
     if unknown:
@@ -449,11 +285,7 @@ def run_one(key: str, given: argparse.Namespace) -> dict[str, Any]:
     """Measure one workload in a folder of its own."""
     found: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": {
-            "cpus": os.cpu_count(),
-            "system": platform.system(),
-            "architecture": platform.machine(),
-        },
+        "machine": machine(),
         "quick": given.quick,
     }
     folder = Path(tempfile.mkdtemp(prefix="dpfl-bench-"))
@@ -477,6 +309,8 @@ def main() -> int:
     """Run what was asked for; 1 if a result differs from a peer's or our own side failed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))  # so that the sides are ended too
     given = arguments()
+    if given.against:
+        return compare_commits(given)
     out = given.out or (None if given.quick else LATEST)
     found: dict[str, Any] = {}
     at_once = 2 if given.quick else 1  # a quick run measures nothing that another one could disturb
