@@ -18,6 +18,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid_noise import LARGEST, SCALE
@@ -76,6 +78,7 @@ LARGEST_RELEASE = 1 << 44
 _LEAST_STEP = 1e-36  # below, single precision could not hold a multiple of the step
 _LARGEST_INTEGER = 2.0**52
 _ON_WIRE = 2**31 - 1
+_AT_ONCE = 1 << 15  # numbers that are noised at once
 
 
 @dataclass(frozen=True)
@@ -116,17 +119,31 @@ class Grid:
         >>> bool((noisy * SCALE == (noisy * SCALE).round()).all())
         True
         """
-        return self.noisy_integers(vector, rng, largest).mul_(self.step)
+        return self._noisy(vector, rng, largest, self.step)
 
     def noisy_integers(self, vector: Tensor, rng: NoiseSource, largest: float) -> Tensor:
         """Round, bring integers within ``largest``, and add noise of SCALE steps: exact integers in
         double precision.
         """
+        return self._noisy(vector, rng, largest, 1.0)
+
+    def _noisy(self, vector: Tensor, rng: NoiseSource, largest: float, unit: float) -> Tensor:
+        """Round and add noise, and multiply by ``unit``: a stretch at a time, which stays in the
+        processor's cache.
+        """
         import torch
 
-        noise = rng.grid_noise_(torch.empty(vector.numel())).view(vector.shape)
-        within = self.integers(vector).clamp_(-largest, largest)
-        return within.add_(noise.to(vector.device))
+        noise = rng.grid_noise_(torch.empty(vector.numel())).numpy()
+        numbers = vector.detach().cpu().reshape(-1).numpy()
+        noisy = np.empty(len(numbers))
+        largest = min(largest, _LARGEST_INTEGER)
+        for first in range(0, len(noisy), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            steps = noisy[some]
+            np.divide(numbers[some], self.step, out=steps, dtype=np.float64)
+            np.rint(np.clip(steps, -largest, largest, out=steps), out=steps)
+            np.multiply(np.add(steps, noise[some], out=steps), unit, out=steps)
+        return torch.from_numpy(noisy).view(vector.shape).to(vector.device)
 
     def widening(self, numbers: int) -> float:
         """By how much rounding ``numbers`` coordinates may move two neighbours apart."""

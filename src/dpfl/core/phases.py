@@ -83,6 +83,8 @@ class Phase:
 
     def in_round(self, round_: int) -> Phase:
         """The same work with the learning rate that round has."""
+        if self.lr_decay == 1.0:
+            return self
         return replace(self, lr=self.lr * self.lr_decay**round_, lr_decay=1.0)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import numbers
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as _json
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,7 +41,8 @@ class PublicSeed:
 
     def child(self, *labels: str | int) -> PublicSeed:
         """Derive the seed for a named purpose."""
-        text = json.dumps([str(self.value), *([type(x).__name__, str(x)] for x in labels)])
+        parts = (f"[{_json(type(x).__name__)}, {_json(str(x))}]" for x in labels)
+        text = f"[{', '.join([_json(str(self.value)), *parts])}]"  # as JSON, written faster
         return PublicSeed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big"))
 
     def to_tensor(self) -> Tensor:

@@ -191,6 +191,11 @@ class Shard:
         """Which of the records that it keeps for testing count; None where all do."""
         return None if self.test.live is None else self.test.live[slice(*self.test_span)]
 
+    @cached_property
+    def memory(self) -> dict[str, tuple[object, Tensor]]:
+        """What follows from the training records alone, and was worked out in an earlier round."""
+        return {}
+
     def without_blanks(self) -> Shard:
         """Return the records that count: for eyes that may see everything."""
         if self.live is None and self.test_live is None:

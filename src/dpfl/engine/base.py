@@ -1,7 +1,7 @@
 """What an engine is given, and what it promises."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -51,7 +51,7 @@ class Job:
     its training records as they are stored, with their targets; ``inputs`` turns a stored batch
     into what the model takes, and ``task`` has the loss. Records, noise and dropout are drawn from
     ``rng``. ``live`` says which records count, and which are blanks (:mod:`dpfl.data.units`); None
-    where all count.
+    where all count. ``memory`` is that of the shard that the records are from.
     """
 
     client: str
@@ -63,6 +63,7 @@ class Job:
     inputs: Inputs = NUMBERS
     task: Task = CLASSIFICATION
     live: Tensor | None = None
+    memory: dict[str, tuple[object, Tensor]] = field(default_factory=dict, repr=False)
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from dpfl.engine.base import Job
 from dpfl.engine.phase_block import PhaseBlock
 from dpfl.numerics.clipping import clip_factor, stacked_product
 
@@ -46,6 +47,16 @@ def run_row_span(block: PhaseBlock, start: Tensor) -> Tensor | None:
     return span.run() if span and bool(torch.isfinite(span.products).all()) else None
 
 
+def _products(job: Job, records: Tensor) -> Tensor:
+    """X X^T of one client's records: worked out once, while they stay as they are."""
+    if job.features.is_inference():  # torch does not count how often it was changed
+        return stacked_product(records, records.T)
+    version = job.inputs, job.features._version
+    if job.memory.get("products", (None,))[0] != version:
+        job.memory["products"] = version, stacked_product(records, records.T)
+    return job.memory["products"][1]
+
+
 class _RowSpan:
     """The state of one phase of all clients.
 
@@ -56,19 +67,24 @@ class _RowSpan:
     def __init__(self, block: PhaseBlock, start: Tensor) -> None:
         self.block, self.start = block, start
         weights, biases = block.chain.stacks(start)[0]
-        stored = [job.inputs(job.features).flatten(1) for job in block.jobs]
-        self.records = pad_sequence(stored, batch_first=True).to(block.device)
+        inputs = (job.inputs(job.features).flatten(1) for job in block.jobs)
+        self.records = [records.to(block.device) for records in inputs]
         labels = pad_sequence([job.labels for job in block.jobs], batch_first=True)
-        across = self.records.transpose(1, 2)
-        self.products = stacked_product(self.records, across)
-        # Twice as fast this way round.
-        self.at_start = stacked_product(weights, across).transpose(1, 2).contiguous()
+        clients, most = labels.shape
+        self.products = start.new_zeros(clients, most, most)
+        outputs = start.new_zeros(clients, weights.shape[1], most)
+        for i, (job, records) in enumerate(zip(block.jobs, self.records, strict=True)):
+            count = len(records)
+            self.products[i, :count, :count] = _products(job, records)
+            # Twice as fast this way round.
+            stacked_product(weights[i], records.T, out=outputs[i, :, :count])
+        self.at_start = outputs.transpose(1, 2).contiguous()
         if biases is not None:
             self.products += 1.0
             self.at_start += biases[:, None]
         one_hot = nn.functional.one_hot(labels.to(block.device), weights.shape[1])
         self.wanted = one_hot.to(torch.float32)
-        self.factor = torch.ones(len(stored), 1, 1, device=block.device)
+        self.factor = torch.ones(clients, 1, 1, device=block.device)
         self.start_norms = start.to(torch.float64).square().sum(dim=1)
         self.own, self.moved = torch.zeros_like(self.wanted), torch.zeros_like(self.wanted)
 
@@ -138,7 +154,8 @@ class _RowSpan:
         """The clients' vectors, s W0 + A^T X."""
         vectors = torch.empty_like(self.start)
         weights, biases = self.block.chain.stacks(vectors)[0]
-        stacked_product(self.own.transpose(1, 2), self.records, out=weights)
+        for coefficients, records, into in zip(self.own, self.records, weights, strict=True):
+            stacked_product(coefficients[: len(records)].T, records, out=into)
         if biases is not None:
             biases.copy_(self.own.sum(dim=1))
         return vectors.addcmul_(self.factor[:, 0], self.start)

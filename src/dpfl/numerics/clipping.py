@@ -26,6 +26,15 @@ LARGEST_INPUT = 1e30
 """The same for the input of one layer, where the gradient is a product that is not written out."""
 
 
+def all_finite(x: Tensor) -> bool:
+    """Whether every number is finite; a finite sum is proof enough, and found faster.
+
+    >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([float("inf"), 1.0]))
+    (True, False)
+    """
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
 def clip_factor(norm: Tensor, bound: float | Tensor) -> Tensor:
     """Factor that brings a vector of this norm within ``bound``; zero where the norm is not finite.
 

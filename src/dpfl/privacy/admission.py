@@ -5,12 +5,15 @@ it concerns that admits it under the ledger's filter. Where whole plans count ("
 second was decided when the plan was committed, and the answer is remembered.
 """
 
+import json
 import sqlite3
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpfl.core.types import Budget, Observer
+from dpfl.privacy.chain import Row
 from dpfl.privacy.costs import Charge, Delta, PrivacyCost, adjacency_of, speak_of, written
 from dpfl.privacy.filters import Limit, Portion
 from dpfl.privacy.ledger_reader import ALL, OWN, LedgerReader, Round
@@ -32,6 +35,71 @@ _PAYERS = f"""SELECT MIN(m.account) FROM members AS m JOIN grants AS g ON g.acco
         (SELECT GROUP_CONCAT(population) FROM (
             SELECT population FROM members WHERE account = m.account ORDER BY population)),
         CASE WHEN {_HAS_OWN.format("plans")} OR {_HAS_OWN.format("charges")} THEN m.account END"""
+
+
+# The plans of a run for some accounts: an account's own first, then those of its populations.
+_PLANS_OF = """SELECT a.value, p.account, p.bill, p.releases FROM json_each(:accounts) AS a
+    JOIN plans AS p ON p.account = a.value AND p.observer = :observer AND p.run = :run
+    UNION ALL SELECT * FROM (
+        SELECT a.value, p.account, p.bill, p.releases FROM json_each(:accounts) AS a
+        JOIN members AS m ON m.account = a.value
+        JOIN plans AS p ON p.account = m.population AND p.observer = :observer AND p.run = :run
+        ORDER BY p.account)"""
+# What was charged to them, of each plan: to its own account, and to others for themselves.
+_USED_OF = """SELECT plan, account, CASE WHEN round < 0 THEN bill END AS early, COUNT(*)
+    FROM charges WHERE plan IN (SELECT value FROM json_each(:owners)) AND observer = :observer
+    AND run = :run AND (plan IN (SELECT value FROM json_each(:accounts))
+        OR account IN (SELECT value FROM json_each(:owners)))
+    AND (round < 0) = (:round < 0) AND (NOT :replayed OR round < :round)
+    GROUP BY plan, account, early"""
+
+PlanOf = tuple[str, PrivacyCost, int]  # the account it was made for, what it costs, rounds
+PlanUsed = tuple[str, str, str | None]  # account of the plan, adversary, cost of an early release
+
+
+@dataclass
+class OpenPlans:
+    """What a run has planned for some accounts, and used of it, as of one round.
+
+    ``plans`` are by account and adversary, ``used`` counts what each account was charged of a plan.
+    """
+
+    run: str
+    round: int
+    replayed: bool
+    plans: dict[tuple[str, str], list[PlanOf]] = field(default_factory=dict)
+    used: dict[PlanUsed, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    @property
+    def before(self) -> Round:
+        """Where what is counted ends: before the round of the run, if that is replayed."""
+        return (self.run, self.round) if self.replayed else ALL
+
+    def owner(self, charge: Charge) -> str | None:
+        """Return whose plan has such a release left, "" if none has, None if there is no plan.
+
+        A plan of a population is used by what is charged to the population, and by each member for
+        itself.
+        """
+        account, digest = charge.account, written(charge.cost)[0]
+        plans = self.plans.get((account, charge.observer))
+        for owner, cost, releases in plans or ():
+            allowed = releases if charge.cost == cost.of_round else 0
+            if self.round < 0:
+                allowed = cost.of_releases.count(charge.cost)
+            used = self.used[self._key(owner, charge.observer, digest)]
+            others = used.keys() - {owner} if account == owner else {account} - {owner}
+            if used[owner] + max((used[other] for other in others), default=0) < allowed:
+                return owner
+        return None if plans is None else ""
+
+    def use(self, rows: Sequence[Row]) -> None:
+        """Count charges that were accepted."""
+        for _, _, account, observer, owner, digest, _ in rows:
+            self.used[self._key(str(owner), str(observer), str(digest))][str(account)] += 1
+
+    def _key(self, owner: str, observer: str, digest: str) -> PlanUsed:
+        return owner, observer, digest if self.round < 0 else None
 
 
 class Admission(LedgerReader):
@@ -76,54 +144,57 @@ class Admission(LedgerReader):
         itself.
         """
         charge = Charge(account=account, observer=observer, cost=cost)
-        return bool(self._plan_for(run, round_, charge, replayed=True))
+        open_plans = self._open_plans(run, round_, [charge], replayed=True)
+        return bool(self._plan_for(charge, open_plans))
 
-    def _plan_for(self, run: str, round_: int, charge: Charge, replayed: bool) -> str | None:
+    def _plan_for(self, charge: Charge, open_plans: OpenPlans) -> str | None:
         """Return the account whose plan covers a charge that every budget it concerns admits.
 
         The answer is "" if no plan has such a release left or a budget does not admit it, and None
-        if there is no plan at all. A ``replayed`` charge does not count what its run charged from
-        its round on.
+        if there is no plan at all.
         """
-        owner = self._plan_left(run, round_, charge, replayed)
+        run, round_, before = open_plans.run, open_plans.round, open_plans.before
+        owner = open_plans.owner(charge)
         if not owner:
             return owner
         keys = frozenset({(run, owner, str(charge.observer))})
-        payers = self._payers(charge.account, keys)
         if self.rule.reserves:
-            return owner if all(self._covers(payer, keys) for payer in payers) else ""
-        rounds, before = int(round_ >= 0), (run, round_) if replayed else ALL
-        return owner if all(self._admits(one, keys, rounds, before) for one in payers) else ""
+            # An answer stands until budgets or members change: no plan is committed that does not
+            # fit beside those that were committed before.
+            question = charge.account, keys
+            if question not in self._covered:
+                payers = self._payers(*question)
+                self._covered[question] = all(self._admits(payer, keys) for payer in payers)
+            return owner if self._covered[question] else ""
+        rounds = int(round_ >= 0)
+        payers = self._payers(charge.account, keys)
+        return owner if all(self._admits(payer, keys, rounds, before) for payer in payers) else ""
 
-    def _plan_left(self, run: str, round_: int, charge: Charge, replayed: bool) -> str | None:
-        """Return whose plan has such a release left, "" if none has, None if there is no plan.
+    def _open_plans(
+        self, run: str, round_: int, charges: Sequence[Charge], *, replayed: bool
+    ) -> OpenPlans:
+        """Read what a run has planned for the accounts of some charges, and used of it.
 
-        Rounds are 0 or above, releases before round one below 0. A population's plan is used by
-        what is charged to the population, and by each member for itself.
+        A round that is ``replayed`` does not count what the run charged from that round on. Rounds
+        are 0 or above, releases before round one below 0.
         """
-        early = round_ < 0
-        plans = f"""SELECT account, bill, releases FROM plans
-            WHERE account IN {OWN} AND observer = :observer AND run = :run
-            ORDER BY account <> :account, account"""
-        used = f"""SELECT account, COUNT(*) FROM charges
-            WHERE plan = :owner AND observer = :observer AND run = :run
-            AND (:account = :owner OR account IN (:owner, :account))
-            AND {"round < 0 AND bill = :bill" if early else "round >= 0"}
-            AND (NOT :replayed OR round < :round) GROUP BY account"""
-        place: dict[str, Any] = {"run": run, "round": round_, "replayed": replayed}
-        place |= {"account": charge.account, "observer": charge.observer}
-        place["bill"] = written(charge.cost)[0]
-        found = self._rows(plans, **place)
-        for owner, digest, releases in found:
-            planned = self._cost(digest)
-            allowed = releases if charge.cost == planned.of_round else 0
-            if early:
-                allowed = planned.of_releases.count(charge.cost)
-            if allowed:
-                counts = dict(self._rows(used, owner=owner, **place))
-                if counts.pop(owner, 0) + max(counts.values(), default=0) < allowed:
-                    return str(owner)
-        return "" if found else None
+        ((version,),) = self._rows("PRAGMA data_version")
+        if version != self._version:  # another process has written
+            self._covered.clear()
+            self._version = version
+        open_plans = OpenPlans(run, round_, replayed)
+        for observer in {charge.observer for charge in charges}:
+            accounts = {one.account for one in charges if one.observer == observer}
+            place: dict[str, Any] = {"run": run, "round": round_, "replayed": replayed}
+            place |= {"observer": observer, "accounts": json.dumps(sorted(accounts))}
+            for account, owner, digest, releases in self._rows(_PLANS_OF, **place):
+                plan = owner, self._cost(digest), releases
+                open_plans.plans.setdefault((account, observer), []).append(plan)
+                accounts.add(owner)
+            place["owners"] = json.dumps(sorted(accounts))
+            for owner, account, early, count in self._rows(_USED_OF, **place):
+                open_plans.used[owner, observer, early][account] = count
+        return open_plans
 
     # -- budgets -----------------------------------------------------------------------------------
 
@@ -138,16 +209,6 @@ class Admission(LedgerReader):
         server = any(observer != "world" for _, _, observer in keys)
         rows = self._rows(_PAYERS, population=account, server=server)
         return [payer for (payer,) in rows] or [account]
-
-    def _covers(self, payer: str, keys: PlanKeys) -> bool:
-        """As :meth:`_admits` for whole plans: an answer stands until plans or budgets change."""
-        ((version,),) = self._rows("PRAGMA data_version")
-        if version != self._version:
-            self._covered.clear()
-            self._version = version
-        if (payer, keys) not in self._covered:
-            self._covered[payer, keys] = self._admits(payer, keys)
-        return self._covered[payer, keys]
 
     def _admits(self, payer: str, keys: PlanKeys, rounds: int = 1, before: Round = ALL) -> bool:
         """Whether one account's budget admits one more round of these plans, or all of them.

@@ -39,7 +39,7 @@ class PrivacyCost:
     @property
     def of_round(self) -> PrivacyCost:
         """What one round is charged."""
-        return replace(self, before=())
+        return replace(self, before=()) if self.before else self
 
     @property
     def of_releases(self) -> tuple[PrivacyCost, ...]:

@@ -28,7 +28,7 @@ from pathlib import Path
 from dpfl.core.checks import check
 from dpfl.core.errors import LedgerError
 from dpfl.core.types import Budget, Observer, Unit
-from dpfl.privacy.admission import POPULATION, Admission
+from dpfl.privacy.admission import POPULATION, Admission, OpenPlans
 from dpfl.privacy.chain import Entry, Row, Value
 from dpfl.privacy.costs import Charge, PrivacyPlan, written
 from dpfl.privacy.filters import FilterName
@@ -124,10 +124,15 @@ class Ledger(Admission):
         reserved, and an account is returned if its budget does not cover one round together with
         all releases before round one.
         """
-        self._covered.clear()
+        if any(plan.account.startswith(POPULATION) for plan in plans):
+            self._covered.clear()
         with self._transaction() as entry:
             known = bool(self._select("1", "runs", run=run))
             self._require(known, f"run {run} is not known", "register it before it plans anything")
+            whole = {plan.cost for plan in plans}
+            parts = {part for cost in whole for part in (cost.of_round, *cost.of_releases)}
+            texts = [written(cost) for cost in whole | parts]
+            entry.connection.executemany("INSERT OR IGNORE INTO bills VALUES (?, ?)", texts)
             accepted: dict[str, list[Row]] = {}
             refused: set[str] = set()
 
@@ -156,11 +161,9 @@ class Ledger(Admission):
         """Return the row of a plan that is not there yet; None if it is."""
         self.rule.check(plan.account, plan.cost)
         self._refuse_another_unit(plan)
-        costs = (plan.cost, plan.cost.of_round, *plan.cost.of_releases)
-        rows = [written(cost) for cost in costs]
-        entry.connection.executemany("INSERT OR IGNORE INTO bills VALUES (?, ?)", rows)
         key: Columns = {"run": run, "account": plan.account, "observer": plan.observer}
-        values: Columns = {"bill": rows[0][0], "releases": plan.releases, "delta": plan.delta}
+        digest, _ = written(plan.cost)
+        values: Columns = {"bill": digest, "releases": plan.releases, "delta": plan.delta}
         problem = f"run {run} has another plan for '{plan.account}' against the {plan.observer}"
         if not self._is_new(
             "plans", key, values, problem, "keep to the plan, or begin another run"
@@ -217,34 +220,56 @@ class Ledger(Admission):
         by_account: dict[str, list[Charge]] = {}
         for charge in charges:
             by_account.setdefault(charge.account, []).append(charge)
+        open_plans = self._open_plans(run, round_, charges, replayed=False)
+        query = """SELECT account, observer, bill, draw FROM charges
+            WHERE account IN (SELECT value FROM json_each(:accounts))
+            AND observer IN (SELECT value FROM json_each(:observers))
+            AND run = :run AND round = :round"""
+        accounts = json.dumps(list(by_account))
+        observers = json.dumps(list(Observer))
+        charges_made = self._rows(
+            query, run=run, round=round_, accounts=accounts, observers=observers
+        )
+        paid = {(account, against): tuple(what) for account, against, *what in charges_made}
         refused = set()
         for account, own in by_account.items():
-            rows = self._accepted(run, round_, own)
+            rows = self._accepted(own, open_plans, paid)
             if rows is None:
                 refused.add(account)
             else:
                 entry.insert("charges", rows)
+                open_plans.use(rows)
         if entry.rows["charges"] or not self._select("1", "journal", run=run, round=round_):
             entry.insert("journal", [(run, round_, time.time())])
         return refused
 
-    def _accepted(self, run: str, round_: int, charges: Sequence[Charge]) -> list[Row] | None:
-        """Return the rows that charge one account, without replays; None if any is refused."""
+    def _accepted(
+        self,
+        charges: Sequence[Charge],
+        open_plans: OpenPlans,
+        paid: Mapping[tuple[str, str], Row],
+    ) -> list[Row] | None:
+        """Return the rows that charge one account, without replays; None if any is refused.
+
+        ``paid`` are cost and draw of what was charged for this round before.
+        """
+        run, round_ = open_plans.run, open_plans.round
         rows: list[Row] = []
         for charge in charges:
             account, observer = charge.account, charge.observer
-            key: Columns = {"run": run, "round": round_, "account": account, "observer": observer}
-            # What is drawn anew has no token, and is never the charge that is there.
-            values: Columns = {"bill": written(charge.cost)[0], "draw": charge.draw or None}
-            problem = f"round {round_} of run {run} was already charged to '{account}'"
-            if not self._is_new("charges", key, values, problem, "go on with the next round"):
+            digest = written(charge.cost)[0]
+            if (account, observer) in paid:
+                # What is drawn anew has no token, and is never the charge that is there.
+                problem = f"round {round_} of run {run} was already charged to '{account}'"
+                same = charge.draw != "" and paid[account, observer] == (digest, charge.draw)
+                self._require(same, problem, "go on with the next round")
                 continue
-            owner = self._plan_for(run, round_, charge, replayed=False)
+            owner = self._plan_for(charge, open_plans)
             problem = f"run {run} was not planned for '{account}' against the {observer}"
             self._require(owner is not None, problem, "commit a plan before the first release")
             if not owner:
                 return None
-            rows.append((*key.values(), owner, values["bill"], charge.draw))
+            rows.append((run, round_, account, observer, owner, digest, charge.draw))
         return rows
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from dpfl.core.errors import DiskError, LedgerError, disk_error
 from dpfl.core.files import sync_folder
+from dpfl.core.types import Budget
 from dpfl.privacy import chain
 from dpfl.privacy.chain import Entry, Head, require
 from dpfl.privacy.costs import PrivacyCost
@@ -38,6 +39,7 @@ class LedgerFile:
         self._name = name
         self._known: Head | None = None
         self._costs: dict[str, PrivacyCost] = {}
+        self._budgets: dict[str, Budget] = {}  # a row that was read never changes
 
     # -- making and opening ------------------------------------------------------------------------
 

@@ -163,11 +163,13 @@ class LedgerReader(LedgerFile):
 
     def budget_of(self, account: str) -> Budget | None:
         """What an account enforces, if it said so; it names its unit and its adversary."""
-        columns = "epsilon, delta, unit, observer"
-        for epsilon, delta, unit, against in self._select(columns, "grants", account=account):
-            observer = Observer(against)
-            return Budget(epsilon=epsilon, delta=delta, unit=Unit(unit), observer=observer)
-        return None
+        if account not in self._budgets:
+            columns = "epsilon, delta, unit, observer"
+            for epsilon, delta, unit, against in self._select(columns, "grants", account=account):
+                observer = Observer(against)
+                budget = Budget(epsilon=epsilon, delta=delta, unit=Unit(unit), observer=observer)
+                self._budgets[account] = budget
+        return self._budgets.get(account)
 
     def observers(self, account: str) -> list[Observer]:
         """Against whom the account was charged or, where whole plans count, planned."""

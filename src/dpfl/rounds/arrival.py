@@ -12,6 +12,7 @@ from torch import Tensor
 from dpfl.core.checks import check
 from dpfl.core.errors import PeerError
 from dpfl.core.types import Cohort, Rows, State, Total, Who
+from dpfl.numerics.clipping import all_finite
 from dpfl.plugs.channels import Summed, summed
 from dpfl.rounds.client import staged
 from dpfl.rounds.codec import decode_upload
@@ -67,7 +68,7 @@ class Arrival:
         strategy = self.agreement.strategy
         rows = strategy.channel.sees_rows and not strategy.sums_only
         for client, message in self.messages.items() if self.plan.round < 0 or not rows else ():
-            if not bool(torch.isfinite(message).all()):  # nobody could take it out of a sum again
+            if not all_finite(message):  # nobody could take it out of a sum again
                 self.messages[client] = torch.zeros_like(message)
                 self.not_finite.append(client)
         if total is not None:
@@ -197,7 +198,7 @@ class Arrival:
             matrix[i] = self._undo(arrived[client], self._who(client))
             if client in self.plan.starts:
                 matrix[i] += self.plan.starts[client] - state.model
-            if not bool(torch.isfinite(matrix[i]).all()):
+            if not all_finite(matrix[i]):
                 matrix[i] = 0.0
                 self.not_finite.append(client)
         return Rows(matrix=matrix, origin=state.model, cohort=cohort, layout=layout)

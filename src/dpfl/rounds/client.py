@@ -44,12 +44,14 @@ def client_round(
     private: MutableMapping[str, Tensor] | None = None,
     *,
     admit: Admission | None = None,
+    blocks: Sequence[Sequence[str]] | None = None,
 ) -> list[Uplink]:
     """One round of these members; the raw update never leaves this function.
 
     ``private`` holds the parts of the model that stay at the clients (PPSGD, CENTAUR); it is read,
     and replaced by what came of them. ``admit`` charges the members; left out, they were charged
-    already, or are charged together with the answer.
+    already, or are charged together with the answer. ``blocks`` are those of :func:`blocks_of`,
+    where the members were cut into blocks before.
     """
     if not members:
         return []
@@ -70,7 +72,9 @@ def client_round(
             asked = workshop.model, rng, common.drawn
             sent[client] = release_answer(agreement, round_, member, *asked)
     else:
-        for block in blocks_of(agreement, active, workshop.engine):
+        if blocks is None:
+            blocks = blocks_of(agreement, active, workshop.engine)
+        for block in blocks:
             own = [active[client] for client in block]
             sent |= _trained(workshop, own, common, starts, rngs, private)
     grid = agreement.upload_grid(round_, common.drawn)
@@ -131,6 +135,7 @@ def _trained(
                 inputs=member.inputs,
                 task=member.task,
                 live=member.shard.live,
+                memory=member.shard.memory,
             )
         )
     pooled = [_pooled(jobs)] if strategy.local.pooled else jobs

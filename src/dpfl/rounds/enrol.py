@@ -146,9 +146,7 @@ class Agreement(Memory):
 
 def in_round(plan: PrivacyCost, round_: int) -> PrivacyCost:
     """What a plan charges for a round, or for a release before round one."""
-    if round_ < 0:
-        return plan.of_releases[round_]
-    return plan.of_round if plan.before else plan
+    return plan.of_releases[round_] if round_ < 0 else plan.of_round
 
 
 def enrol(

@@ -4,6 +4,7 @@ says of itself.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from dpfl.core.checks import check, positive
 from dpfl.core.types import Budget, Claims, ClientSettings, Observer, Unit
@@ -28,7 +29,7 @@ class Member:
     inputs: Inputs = NUMBERS
     task: Task = CLASSIFICATION
 
-    @property
+    @cached_property
     def participant(self) -> Participant:
         """The member's own side of the contract, for planning its local work."""
         return Participant(

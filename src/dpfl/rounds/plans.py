@@ -104,9 +104,11 @@ def _commit(
         for account, cost, rounds, delta in offers
         if rounds > 0
     ]
-    refused = run.ledger.commit(run.name, plans)
-    made = {plan.account: plan.releases for plan in plans if plan.account not in refused}
-    run.planned(observer).update(made)
+    if plans:
+        refused = run.ledger.commit(run.name, plans)
+        made = {plan.account: plan.releases for plan in plans if plan.account not in refused}
+        run.planned(observer).update(made)
+        run.covered.difference_update(made)
 
 
 def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
@@ -140,29 +142,29 @@ def can_go_on(
 ) -> bool:
     """Whether a client's plans, or its budget where it has no plan yet, cover this round.
 
-    The answer depends on budgets, terms and what was charged, never on records. Where whole plans
-    are reserved when they are committed, a client whose plans hold all rounds is not asked again.
+    The answer depends on budgets, terms and what was charged, never on records. A client is not
+    asked again where its answer stands: while it has no plan of its own, and where whole plans are
+    reserved when they are committed and its plans hold all rounds.
     """
     if client in run.covered:
         return True
     ledger = run.ledger
-    every_round = ledger.filter == "allotments"
-    for plan, seen_by in agreement.plans(participant):
+    stands = True
+    for cost, seen_by in agreement.plans(participant):
         observer = Observer.SERVER if Observer.SERVER in seen_by else Observer.WORLD
         amplified = observer is Observer.WORLD and agreement.amplified
         account = plan_world(agreement, run).get(client, "") if amplified else client
         releases = run.planned(observer).get(account)
-        if every_round and (releases or 0) >= agreement.terms.rounds:
-            continue  # a round is charged at most once
-        every_round = False
         if releases is None:
             key, ask = (client, seen_by), ledger.affordable_releases
-            good = not amplified and run.once(key, ask, client, plan, seen_by, 1) > 0
-        else:
-            which, cost = (round_, account, observer), agreement.cost(observer, participant, round_)
-            good = run.once(which, ledger.can_release, run.name, *which, cost)
-        if not good:
-            return False
-    if every_round:
+            if amplified or run.once(key, ask, client, cost, seen_by, 1) < 1:
+                return False
+        elif ledger.filter != "allotments" or releases < agreement.terms.rounds:
+            stands = False  # else every round of the plan is paid, and charged at most once
+            which = round_, account, observer
+            of_round = in_round(cost, round_)
+            if not run.once(which, ledger.can_release, run.name, *which, of_round):
+                return False
+    if stands:
         run.covered.add(client)
     return True

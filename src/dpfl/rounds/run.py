@@ -14,7 +14,7 @@ class Run(Memory):
     operating system).
 
     ``populations`` names the account under which each client is charged against the world,
-    ``covered`` whose plans cover all rounds.
+    ``covered`` who can take part in every round, until it has another plan.
     """
 
     name: str

@@ -53,7 +53,7 @@ class Worker:
         """Do the local work of one block of clients, in this process."""
         ids, private = block
         members = {client: self.members[client] for client in ids}
-        return client_round(self.workshop, downloads, members, private), private
+        return client_round(self.workshop, downloads, members, private, blocks=[ids]), private
 
 
 class Workers:
