@@ -18,7 +18,7 @@ from dpfl.engine import ghost_clipping, layer_rules as rules, make_engine, slow_
 from dpfl.engine.base import Batch, Job
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.stacks import Chain
-from dpfl.engine.trace import Trace
+from dpfl.engine.trace import Trace, TracedLayers
 from tests.engine.test_layer_rules import CLASSES, CLIPS, SEEDS, Head, agree, at_once, draw, made
 
 BATCHES = st.integers(1, 5)
@@ -89,7 +89,7 @@ def test_nothing_is_recorded_before_the_first_layer_that_learns() -> None:
             lambda _, given, output, number=number: seen.update({number: output.requires_grad})
         )
     layout = Layout.of_module(model)
-    trace, free = Trace(model, 3), layout.unflatten(layout.read(model))
+    trace, free = Trace(TracedLayers(model), 3), layout.unflatten(layout.read(model))
     with trace.record():
         torch.func.functional_call(model, free, (draw(0, 3, 2, 5),))
     assert [number for number, recorded in seen.items() if recorded] == [6, 7]

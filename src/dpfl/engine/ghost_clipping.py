@@ -28,7 +28,7 @@ from dpfl.engine.base import Batch, Job, batches_of
 from dpfl.engine.coverage import learned
 from dpfl.engine.layer_rules import LayerGradient, added
 from dpfl.engine.one_by_one import OneByOne
-from dpfl.engine.trace import NotCovered, Trace, channels_last, slopes_channels_last
+from dpfl.engine.trace import NotCovered, Trace, TracedLayers, channels_last
 from dpfl.models.checks import in_mode, outputs_of
 from dpfl.numerics.clipping import LARGEST_NORM, layer_factors
 
@@ -48,18 +48,21 @@ def clipped_sum(
     batch: Batch,
     clip: float,
     clipping: Clipping = "flat",
+    layers: TracedLayers | None = None,
 ) -> Tensor:
     """Sum in double precision of per-record gradients, each of norm at most ``clip``.
 
-    A record whose gradient is not finite counts as zero.
+    A record whose gradient is not finite counts as zero. ``layers`` are those of the model, where
+    they are known.
     """
     total = torch.zeros_like(vector, dtype=torch.float64)
     if len(batch.labels) == 0:
         return total
-    trace = Trace(model, len(batch.labels))
+    trace = Trace(layers or TracedLayers(model), len(batch.labels))
     with trace.record(), torch.enable_grad():
         laid_out = batch._replace(features=channels_last(batch.features))
-        loss = laid_out.losses(model, layout.unflatten(vector)).sum()
+        weights = {name: channels_last(one) for name, one in layout.unflatten(vector).items()}
+        loss = laid_out.losses(model, weights).sum()
         slopes = torch.autograd.grad(loss, trace.wanted(), allow_unused=True)
     with torch.no_grad():
         gradients, squares = trace.gradients(slopes)
@@ -68,12 +71,12 @@ def clipped_sum(
         if bool(broken.any()):
             gradients, squares = trace.gradients(slopes, broken)
         parts: dict[str, Tensor] = {}
-        layers = [_layer_of(names, gradient, clipping) for names, gradient in gradients]
-        for layer, (_, gradient) in zip(layers, gradients, strict=True):
+        clipped_as = [_layer_of(names, gradient, clipping) for names, gradient in gradients]
+        for layer, (_, gradient) in zip(clipped_as, gradients, strict=True):
             parts[layer] = parts.get(layer, 0.0) + gradient.squares
         factors = layer_factors(parts, squares, clip, clipping, len(layout.layers))
         blocks = {block.name: block for block in layout}
-        for layer, (names, gradient) in zip(layers, gradients, strict=True):
+        for layer, (names, gradient) in zip(clipped_as, gradients, strict=True):
             # In units of the clip: products with the factor itself may fall below the smallest
             # normal number where a clip is small or an input large, and their rounding could then
             # exceed the clip.
@@ -185,6 +188,7 @@ class GhostClipping(OneByOne):
         super().__init__(device)
         # By the model itself: an address may be another model's tomorrow.
         self._at_once: WeakKeyDictionary[nn.Module, dict[Shape, int]] = WeakKeyDictionary()
+        self._layers: TracedLayers | None = None  # of the model that is run
 
     def run(self, model: nn.Module, layout: Layout, jobs: Sequence[Job]) -> list[Tensor]:
         """Run every job, by ghost clipping if a trial agrees with the slow path."""
@@ -195,13 +199,17 @@ class GhostClipping(OneByOne):
                 known[shape] = records_at_once(model, layout, job, self.device)
             if known.get(shape) == 0:
                 return OneByOne(str(self.device)).run(model, layout, jobs)
-        return super().run(model, layout, jobs)
+        self._layers = TracedLayers(model)
+        try:
+            return super().run(model, layout, jobs)
+        finally:
+            self._layers = None  # what is frozen may change between runs
 
     def mean_gradient(
         self, model: nn.Module, layout: Layout, vector: Tensor, batch: Batch
     ) -> Tensor:
         """Gradient of the mean loss of a batch, with images in the layout that is fastest."""
-        with slopes_channels_last(model):
+        with (self._layers or TracedLayers(model)).slopes_channels_last():
             batch = batch._replace(features=channels_last(batch.features))
             return super().mean_gradient(model, layout, vector, batch)
 
@@ -218,6 +226,9 @@ class GhostClipping(OneByOne):
         at_once = self._at_once.get(model, {}).get(tuple(batch.features.shape[1:]), MICRO_BATCH)
         parts = batches_of(batch, at_once) or [batch]
         try:
-            return added(clipped_sum(model, layout, vector, part, clip, clipping) for part in parts)
+            layers = self._layers
+            return added(
+                clipped_sum(model, layout, vector, part, clip, clipping, layers) for part in parts
+            )
         except NotCovered:
             return super().clipped_sum(model, layout, vector, batch, clip, clipping)

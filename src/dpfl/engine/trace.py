@@ -44,22 +44,40 @@ def channels_last(tensor: Tensor) -> Tensor:
     return tensor.as_strided(tensor.shape, strides) if channels == 1 else tensor
 
 
-@contextmanager
-def slopes_channels_last(model: nn.Module) -> Iterator[None]:
-    """Lay out gradients of what is flattened as the image is.
+class TracedLayers:
+    """The layers of a model that learn and have a rule, looked up once for many steps.
 
-    Else torch copies larger ones back and forth.
+    ``names`` are theirs in the model, ``blocks`` those of their parameters in the layout, and
+    ``users`` how many layers have each of these. ``in_place`` says that some layer changes what it
+    is given.
     """
 
-    def lay_out(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        if arguments[0].requires_grad and arguments[0].ndim == 4:
-            arguments[0].register_hook(channels_last)  # type: ignore[no-untyped-call]
+    def __init__(self, model: nn.Module) -> None:
+        self.names = layers_with_rules(model)
+        self.in_place = any(getattr(module, "inplace", False) for module in model.modules())
+        parameters = {id(own): name for name, own in model.named_parameters()}
+        self.blocks = {
+            layer: {name: parameters[id(own)] for name, own in learned(layer).items()}
+            for layer in self.names
+        }
+        self.users = Counter(block for names in self.blocks.values() for block in names.values())
+        self._flattening = [module for module in model.modules() if type(module) is nn.Flatten]
 
-    with ExitStack() as hooks:
-        for module in model.modules():
-            if type(module) is nn.Flatten:
+    @contextmanager
+    def slopes_channels_last(self) -> Iterator[None]:
+        """Lay out gradients of what is flattened as the image is.
+
+        Else torch copies larger ones back and forth.
+        """
+
+        def lay_out(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            if arguments[0].requires_grad and arguments[0].ndim == 4:
+                arguments[0].register_hook(channels_last)  # type: ignore[no-untyped-call]
+
+        with ExitStack() as hooks:
+            for module in self._flattening:
                 hooks.enter_context(module.register_forward_pre_hook(lay_out))
-        yield
+            yield
 
 
 class Trace:
@@ -68,23 +86,16 @@ class Trace:
     ``records`` is how many records the batch has.
     """
 
-    def __init__(self, model: nn.Module, records: int) -> None:
-        self._model, self._records, self._names = model, records, layers_with_rules(model)
-        self._in_place = any(getattr(module, "inplace", False) for module in model.modules())
+    def __init__(self, layers: TracedLayers, records: int) -> None:
+        self._layers, self._records = layers, records
         self._taps: dict[nn.Module, list[Tap]] = {}
         self._versions: list[tuple[Tensor, int]] = []
-        blocks = {id(own): name for name, own in model.named_parameters()}
-        self._blocks = {
-            layer: {name: blocks[id(own)] for name, own in learned(layer).items()}
-            for layer in self._names
-        }
-        self._users = Counter(block for own in self._blocks.values() for block in own.values())
 
     @contextmanager
     def record(self) -> Iterator[None]:
         """Record the forward that is run inside; the model is left as it was."""
-        with ExitStack() as hooks, slopes_channels_last(self._model):
-            for module in self._names:
+        with ExitStack() as hooks, self._layers.slopes_channels_last():
+            for module in self._layers.names:
                 if isinstance(module, nn.RNNBase):
                     module.forward = partial(self._unroll, module)
                     hooks.callback(delattr, module, "forward")
@@ -96,7 +107,7 @@ class Trace:
             yield
 
     def _keep(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        name, rule = self._names[module], rule_of(module)
+        name, rule = self._layers.names[module], rule_of(module)
         if not given or rule is None:
             raise NotCovered(f"layer '{name}' is called with named arguments")
         a = given[0]
@@ -111,13 +122,13 @@ class Trace:
         # torch raises a tensor's version whenever it is changed in place. It may have added a bias
         # in place itself: that is in the output's version already. An activation that works in
         # place on what follows gets a copy.
-        kept = given[:1] if self._in_place else (given[0], output)
+        kept = given[:1] if self._layers.in_place else (given[0], output)
         self._versions += [(tensor, tensor._version) for tensor in kept]
-        return output.clone() if self._in_place else output
+        return output.clone() if self._layers.in_place else output
 
     def _unroll(self, module: nn.RNNBase, x: Tensor, *state: Any) -> tuple[Tensor, Any]:
         if state or not isinstance(x, Tensor) or x.ndim != 3:
-            name = self._names[module]
+            name = self._layers.names[module]
             raise NotCovered(f"layer '{name}' is given a state, or packed or single texts")
         output, last, taps = unroll(module, x)
         self._add(module, taps)
@@ -135,7 +146,7 @@ class Trace:
         average_attn_weights: bool = True,
         is_causal: bool = False,  # a hint: the mask says the same
     ) -> tuple[Tensor, Tensor | None]:
-        given, name = (query, key, value), self._names[module]
+        given, name = (query, key, value), self._layers.names[module]
         axis = 0 if module.batch_first else 1
         if any(x.is_nested or x.ndim != 3 or x.shape[axis] != self._records for x in given):
             raise NotCovered(f"layer '{name}' is given nested or single sequences")
@@ -143,7 +154,7 @@ class Trace:
             raise NotCovered(f"layer '{name}' is given is_causal without a mask")
         output, weights, taps = attend(
             module,
-            self._blocks[module],
+            self._layers.blocks[module],
             given,
             key_padding_mask=key_padding_mask,
             need_weights=need_weights,
@@ -155,7 +166,7 @@ class Trace:
 
     def _add(self, module: nn.Module, taps: list[Tap]) -> None:
         if module in self._taps and type(module) not in SHARES:
-            raise NotCovered(f"layer '{self._names[module]}' is called twice")
+            raise NotCovered(f"layer '{self._layers.names[module]}' is called twice")
         self._taps.setdefault(module, []).extend(taps)
 
     def wanted(self) -> list[Tensor]:
@@ -183,13 +194,13 @@ class Trace:
             known = [slope for _ in tap.wanted if (slope := next(found)) is not None]
             if len(known) < len(tap.wanted):
                 continue  # the layer has no part in the loss
-            names, given = self._blocks[module], [*map(whole, [*tap.given, *known])]
+            names, given = self._layers.blocks[module], [*map(whole, [*tap.given, *known])]
             if self._is_shared(module):
                 uses.append(Use(module, names, *given))
             else:
                 gradients.append((names, tap.rule(*given)))
         if uses:
-            blocks = {block: block for block in self._users}
+            blocks = {block: block for block in self._layers.users}
             gradients += [(blocks, gradient) for gradient in shared_gradients(uses)]
         return gradients, rules.added(gradient.squares for _, gradient in gradients)
 
@@ -198,6 +209,6 @@ class Trace:
 
         Or gives it its name: the parts of a layer of the layout are clipped together.
         """
-        homes = {block.rpartition(".")[0] for block in self._blocks[module].values()}
+        homes = {block.rpartition(".")[0] for block in self._layers.blocks[module].values()}
         several = type(module) in SHARES and (len(self._taps[module]) > 1 or len(homes) > 1)
-        return several or any(self._users[block] > 1 for block in self._blocks[module].values())
+        return several or any(self._layers.users[block] > 1 for block in self._layers.blocks[module].values())

@@ -72,8 +72,9 @@ def _convolutions(
     """Rectified convolutions of these sizes, each with a 2 x 2 pool of stride ``pool`` unless 0."""
     layers: list[nn.Module] = []
     for before, outputs in pairwise((inputs, *sizes)):
-        layers += [nn.Conv2d(before, outputs, kernel, stride, padding), nn.ReLU()]
+        layers += [nn.Conv2d(before, outputs, kernel, stride, padding)]
         layers += [nn.MaxPool2d(2, pool)] if pool else []
+        layers += [nn.ReLU()]  # behind the pool, where there is less of it: they commute
     return layers
 
 
