@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from dpfl.plugs.releases import Mean
 from dpfl.runs.deployment import Offer
+from dpfl.runs.model_card import ModelCard
 from dpfl.strategy import Strategy
 from tests.deploy.federation import FEATURES
 
@@ -40,3 +41,4 @@ def begin_with_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Offer, "strategy", strategy)
     monkeypatch.setattr(Offer, "build_model", build_model)
+    monkeypatch.setattr(ModelCard, "make_model", lambda card, task: build_model(card))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from contextlib import closing
 from pathlib import Path
@@ -209,12 +210,13 @@ def test_a_model_that_was_not_delivered_or_another_metric_leaves_no_file(
     by_loss = finish_of(outcome, site, "loss")
     assert by_loss is not None
     assert by_loss.metric == "loss"
-    brought = tmp_path / "models" / "x" / "model.safetensors"
-    brought.parent.mkdir(parents=True)
-    brought.write_bytes(outcome.model.read_bytes())
-    given = ["--model", str(brought), "--study", str(outcome.model.with_name("study.toml"))]
+    brought = tmp_path / "models" / "x"
+    brought.mkdir(parents=True)
+    for name in ("model.safetensors", "model.json", "study.toml"):
+        shutil.copy(outcome.folder / name, brought)
+    given = ["--model", str(brought)]
     assert run_command(["site", "evaluate", str(site.folder), *given]) == 0
-    assert [path.name for path in brought.parent.iterdir()] == ["model.safetensors"]
+    assert len(list(brought.iterdir())) == 3
     assert set(_kept(site)) == before
 
 

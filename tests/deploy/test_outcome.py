@@ -18,6 +18,7 @@ from dpfl.deploy import coordinator as module
 from dpfl.deploy.messages import Message
 from dpfl.deploy.outcome import MODELS, outcomes
 from dpfl.deploy.requests import END
+from dpfl.runs.model_card import ModelCard
 from tests.deploy.federation import (
     SIGNER,
     Desk,
@@ -164,12 +165,7 @@ def test_a_model_brought_by_hand_is_tried_as_well(
 ) -> None:
     federation = Federation.of(tmp_path, study_values())
     federation.play()
-    given = [
-        "--model",
-        str(federation.server / "model.safetensors"),
-        "--study",
-        str(federation.server / "study.toml"),
-    ]
+    given = ["--model", str(federation.server)]
     _, by_hand, _ = _evaluate(capsys, str(tmp_path / "a"), "--json", *given)
     _, delivered, _ = _evaluate(capsys, str(tmp_path / "a"), "--json")
     assert json.loads(by_hand)["accuracy"] == json.loads(delivered)["accuracy"]
@@ -177,25 +173,25 @@ def test_a_model_brought_by_hand_is_tried_as_well(
 
 def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     site, desk = make_site(tmp_path / "a", "a"), Desk(study_values())
-    home, study = str(site.folder), str(tmp_path / "study.toml")
+    home, brought = str(site.folder), tmp_path / "brought"
     other = study_values()
     other["study"]["feature_shape"] = [7]
-    Path(study).write_text(Desk(other).study().to_toml())
-    broken = tmp_path / "broken.safetensors"
-    broken.write_bytes(b"no model")
-    for arguments, code, words in (
-        ([], 5, "has no model yet"),
-        (["--model", str(broken)], 2, "belong together"),
-        (["--model", str(tmp_path / "absent"), "--study", study], 2, "records of shape"),
+    for study, code, words in (
+        (None, 2, "cannot be read"),
+        (Desk(other).study(), 2, "records of shape"),
+        (desk.study(), 5, "model.json: is not there"),
     ):
-        got, _, err = _evaluate(capsys, home, *arguments)
+        if study is not None:
+            brought.mkdir(exist_ok=True)
+            (brought / "study.toml").write_text(study.to_toml())
+        got, _, err = _evaluate(capsys, home, "--model", str(brought))
         assert (got, words in err) == (code, True), err
         assert "Traceback" not in err
-    Path(study).write_text(desk.study().to_toml())
-    foreign = "is not a model of this study (cannot be read"
-    for model, code, words in ((tmp_path / "absent", 5, "cannot be read"), (broken, 3, foreign)):
-        got, _, err = _evaluate(capsys, home, "--model", str(model), "--study", study)
-        assert (got, words in err) == (code, True), err
+    ModelCard.of_study(desk.study()).write(brought / "model.json")
+    (brought / "model.safetensors").write_bytes(b"no model")
+    for arguments, words in (([], "has no model yet"), (["--model", str(brought)], "be read")):
+        got, _, err = _evaluate(capsys, home, *arguments)
+        assert (got, words in err) == (5, True), err
     assert site.answer(desk.terms()).accepted
     assert site.answer(_ended(desk, save(_weights(desk)))).accepted
     got, _, err = _evaluate(capsys, home, "--run", "other")

@@ -1,7 +1,8 @@
 """``dpfl predict``: what a trained model says of the records in a file.
 
-The folder of a finished run, or of a saved result, holds the model with its task and its schema.
-Predictions go to stdout as CSV, or to a file.
+The folder of a finished run, or of a study at its server, holds the model with its task and its
+schema; a site's folder holds the models it was sent, of which the newest is taken with the site's
+own part. Predictions go to stdout as CSV, or to a file.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
 
 
 def predict(
-    folder: Path = o.arg("Folder of a finished run, or of a saved result."),
+    folder: Path = o.arg("Folder of a finished run, a study at its server, or a site."),
     file: Path = o.arg("CSV or Parquet file with a record a line."),
     path: Path | None = o.opt("Write a CSV file instead of stdout.", None, "--out"),
     probabilities: bool = o.flag("--probabilities", "Probabilities of the classes as well."),
     drop: list[str] | None = o.opt("A column that is not a feature, such as the label."),
+    common: bool = o.flag("--common", "Leave out the part of the model that is the site's own."),
     json: bool = o.JSON,
 ) -> None:
     """Predict for the records of a file.
@@ -39,10 +41,12 @@ def predict(
     from dpfl.core.files import write_safely
     from dpfl.runs.predictor import load, read_records
 
-    predictor = load(folder)
+    predictor = load(folder, common=common)
     records = read_records(file, predictor, tuple(drop or ()))
     columns = _columns(predictor, records, probabilities)
     c.warn([predictor.note] if predictor.note else [])
+    if predictor.personal:
+        c.note(f"The common model is used {predictor.personal} (--common leaves it out)")
     if path is None:
         c.answer(json, columns, lambda: typer.echo(_csv(columns), nl=False))
         return

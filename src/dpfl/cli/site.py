@@ -158,8 +158,7 @@ def show_spent(lines: Sequence[Statement], summed: Sequence[str] = ()) -> None:
 def evaluate(
     folder: Path = FOLDER,
     run: str | None = o.opt("A study (default: the latest)."),
-    model: Path | None = o.opt("A model brought by other means."),
-    study: Path | None = o.opt("Its study.toml."),
+    model: Path | None = o.opt("Folder of a model brought by other means, with its study.toml."),
     metric: str | None = o.opt("Another metric than the study's."),
     json: bool = o.JSON,
 ) -> None:
@@ -173,7 +172,7 @@ def evaluate(
     from dpfl.deploy.records import LoadedSite
 
     site = LoadedSite(folder)
-    outcome = find_outcome(folder, run, model, study)
+    outcome = find_outcome(folder, run, model)
     found = outcome.tried(site.id, site.federation(), metric)
     finish = finish_of(outcome, site, metric)
     told = {} if finish is None else {"finish": finish.to_dict()}

@@ -35,7 +35,6 @@ from dpfl.deploy.measuring import measure
 from dpfl.deploy.opened import OpenedRound
 from dpfl.deploy.summary import DeploymentSummary, effective_noise
 from dpfl.deploy.transport import Transport, limit_parts
-from dpfl.privacy.flags import public_note
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import (
     Agreement,
@@ -50,6 +49,7 @@ from dpfl.rounds import (
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.folder import Checkpoint, RunFolder
+from dpfl.runs.model_card import ModelCard, save_model
 from dpfl.runs.result import RoundCount
 
 ORPHAN_SECONDS = 30
@@ -250,9 +250,10 @@ class Coordinator:
         ledger: Ledger,
     ) -> None:
         """Save the model, send it to every member, and write the summary."""
-        note, planned, done = public_note(self.study.flags), agreement.terms.rounds, state.round
-        model = agreement.strategy.step.published(dict(state.plugs["step"]), state.model)
-        self.folder.save_model(model, self.layout, note, state.buffers)
+        planned, done = agreement.terms.rounds, state.round
+        vector = agreement.strategy.step.published(dict(state.plugs["step"]), state.model)
+        card = ModelCard.of_study(self.study)
+        save_model(self.folder, self.model, card, vector=vector, buffers=state.buffers)
         everyone = set(agreement.claims)
         absent = deliver(self.sites, agreement, self.folder.model.read_bytes(), everyone)
         early = f"after {max(done, 0)} of {planned} rounds: {ended}" if ended else None

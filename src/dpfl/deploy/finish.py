@@ -19,16 +19,16 @@ from safetensors import torch as safetensors
 
 from dpfl.core.errors import DpflError
 from dpfl.core.files import parsed, write_safely
-from dpfl.core.layout import Layout
 from dpfl.data.federation import Federation
-from dpfl.deploy.outcome import Outcome, outcomes
+from dpfl.deploy.outcome import Outcome, outcomes, released_buffers
 from dpfl.deploy.records import LoadedSite
 from dpfl.deploy.site_folder import FINISH
 from dpfl.engine.finish_scores import FinishScores
 from dpfl.engine.personal_finish import PersonalFinish, personal_finish
 from dpfl.report.finish_page import finish_page
+from dpfl.runs.predictor import HEAD
 
-FINISH_PAGE, HEAD = "finish.html", "head.safetensors"
+FINISH_PAGE = "finish.html"
 FINISH_FILES = (FINISH, FINISH_PAGE, HEAD)
 
 
@@ -100,7 +100,7 @@ def _made(
     if outcome.study.strategy().personal is not None:  # a part of the model is the site's already
         return None
     learned = outcome.learned(federation, metric)
-    model, vector, buffers = outcome.loaded()
-    Layout.of_module(model).write(vector, model)
+    model = outcome.loaded()
     shard, task = learned.shards[site], learned.task
-    return personal_finish(model, shard, learned.inputs, task, released=buffers)
+    released = released_buffers(outcome.study, model)
+    return personal_finish(model, shard, learned.inputs, task, released=released)

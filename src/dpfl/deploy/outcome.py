@@ -3,8 +3,8 @@
 ::
 
     models/RUN/study.toml           what the model was trained by
-    models/RUN/model.safetensors    the common model
-    models/RUN/private.safetensors  the part that never left the site, where the method has one
+    models/RUN/model.safetensors    the common model, and model.json: what it is
+    models/RUN/private.safetensors  the site's own model, where a part of it never left the site
 
 Beside them is the personal finish, where the model has one (:mod:`dpfl.deploy.finish`).
 """
@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, torch as safetensors
 from torch import Tensor, nn
 
@@ -27,31 +26,41 @@ from dpfl.core.layout import Layout
 from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
 from dpfl.deploy.records import fits, for_task
-from dpfl.deploy.site_folder import MODELS as MODELS
 from dpfl.engine.evaluation import Evaluation, Scores
-from dpfl.privacy.flags import public_note
-from dpfl.rounds import buffer_shapes, write_buffers
+from dpfl.numerics.clipping import all_finite
+from dpfl.rounds import buffer_shapes
 from dpfl.runs.deployment import STUDY_FILE, Offer, StudyFile
 from dpfl.runs.folder import RunFolder
+from dpfl.runs.model_card import ModelCard, save_model
+from dpfl.runs.predictor import PRIVATE as PRIVATE, load, saved_models
+from dpfl.runs.site_file import MODELS as MODELS
 from dpfl.runs.toml_file import read_toml
 
-PRIVATE = "private.safetensors"
 _NAMES_BYTES = 1 << 20  # for names and shapes, beside the numbers themselves
 
 
 def keep_model(folder: Path, run: str, study: Offer, payload: bytes) -> Path:
     """Write a model that a server has sent, once it is found to fit the study.
 
-    ``run`` and ``study`` say what it is a model of, ``payload`` is the model as safetensors.
-    Returns the folder that the model is in.
+    ``run`` and ``study`` say what it is a model of, ``payload`` is the model as safetensors. What
+    the model is, is written from the study. Returns the folder that the model is in.
     """
     model = study.build_model()
+    vector, buffers = _read(payload, study, model)
+    place = RunFolder(folder / MODELS / _file_name(run))
+    write_safely(place.path / STUDY_FILE, study.to_toml().encode())
+    save_model(place, model, ModelCard.of_study(study), vector=vector, buffers=buffers)
+    return place.path
+
+
+def own_part(folder: Path, study: Offer, private: Tensor) -> bytes:
+    """Write the parameters of a site's own model: what it was sent, with its ``private`` part."""
+    personal = study.strategy().personal
+    assert personal is not None
+    model = load(folder, common=True).model
     layout = Layout.of_module(model)
-    vector, buffers = _read(payload, study, model, "the server's model")
-    own = folder / MODELS / _file_name(run)
-    write_safely(own / STUDY_FILE, study.to_toml().encode())
-    RunFolder(own).save_model(vector, layout, public_note(study.flags), buffers)
-    return own
+    named = layout.unflatten(personal.merge(layout.read(model), private, layout))
+    return safetensors.save({name: tensor.contiguous() for name, tensor in named.items()})
 
 
 def _file_name(run: str) -> str:
@@ -60,13 +69,20 @@ def _file_name(run: str) -> str:
     return plain if plain == run else f"{plain}-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
 
 
-def _read(
-    payload: bytes, study: Offer, model: nn.Module, where: str
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Read the parameters of a study's model, as one vector, and the buffers that it released."""
-    strategy = study.strategy().for_model(model)
-    layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)
-    numbers = layout.size + sum(math.prod(shape) for shape in shapes.values())
+def released_buffers(study: Offer, model: nn.Module) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of the buffers that releases before round one write, by name."""
+    return buffer_shapes(model, study.strategy().for_model(model).releases)
+
+
+def _read(payload: bytes, study: Offer, model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
+    """Read the parameters of a study's model, as one vector, and the buffers that it released.
+
+    What is frozen is the site's own, whatever was sent.
+    """
+    where = "the server's model"
+    layout, shapes = Layout.of_module(model), released_buffers(study, model)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    numbers += sum(math.prod(shape) for shape in shapes.values())
     largest, given = 8 * numbers + _NAMES_BYTES, f"has {len(payload)} bytes"
     check(len(payload) <= largest, where, given, f"send at most {largest}", PeerError)
     try:
@@ -74,10 +90,11 @@ def _read(
         buffers = {
             name: tensors.pop(name).reshape(shapes[name]) for name in shapes if name in tensors
         }
-        vector = layout.flatten(tensors)
+        frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
+        vector = layout.flatten({name: tensors[name] for name in tensors.keys() - frozen})
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise PeerError(where, f"cannot be read ({error})", "send it as safetensors") from error
-    finite = all(bool(torch.isfinite(tensor).all()) for tensor in (vector, *buffers.values()))
+    finite = all(map(all_finite, (vector, *buffers.values())))
     remedy = "look at the last rounds of the study"
     check(finite, where, "holds numbers that are not finite", remedy, PeerError)
     return vector, buffers
@@ -111,15 +128,35 @@ class TriedModel:
 class Outcome:
     """A model that can be tried: one that was delivered, or one brought by other means.
 
-    ``private`` is the part that never left the site, where the method has one. ``delivered`` says
-    that it is kept in the site's folder.
+    ``folder`` is where it is, with its card and its study. ``delivered`` says that it is kept in
+    the site's folder.
     """
 
-    name: str
+    folder: Path
     study: Offer
-    model: Path
-    private: Path | None = None
     delivered: bool = False
+
+    @property
+    def name(self) -> str:
+        """The run that the model is of, as its folder is called."""
+        return self.folder.name
+
+    @property
+    def model(self) -> Path:
+        """The model's file."""
+        return RunFolder(self.folder).model
+
+    def loaded(self) -> nn.Module:
+        """Load the model, with the part that never left the site but without its personal finish.
+
+        One that is not a model of its study is refused.
+        """
+        model = load(self.folder, common=not (self.folder / PRIVATE).exists()).model
+        shapes = {name: one.shape for name, one in self.study.build_model().named_parameters()}
+        if shapes != {name: one.shape for name, one in model.named_parameters()}:
+            problem = "is not a model of the study beside it"
+            raise DataError(str(self.model), problem, "name a model and the study it belongs to")
+        return model
 
     def tried(self, site: str, federation: Federation, metric: str | None = None) -> TriedModel:
         """Try the model on the test records of ``site``, the one client of ``federation``.
@@ -133,11 +170,9 @@ class Outcome:
         learned = self.learned(federation, metric)
         task = learned.task.single
         labels = learned.task.records(learned.shards[site].without_blanks().test_labels)
-        model, vector, _ = self.loaded()
-        private = {} if self.private is None else dict(safetensors.load(_bytes(self.private)))
-        layout = Layout.of_module(model)
+        model = self.loaded()
+        layout, constant = Layout.of_module(model), task.constant(labels)
         evaluate = Evaluation(model=model, layout=layout, federation=learned, device="cpu")
-        constant = task.constant(labels)
         return TriedModel(
             run=self.name,
             study=about.name,
@@ -147,7 +182,7 @@ class Outcome:
             constant=None
             if constant is None
             else task.score(constant.repeat(len(labels), 1), labels),
-            scores=evaluate(vector, self.study.strategy().personal, private, details=True),
+            scores=evaluate(layout.read(model), None, {}, details=True),
         )
 
     def learned(self, federation: Federation, metric: str | None = None) -> Federation:
@@ -162,70 +197,35 @@ class Outcome:
         check(fits(federation, self.study), f"study '{about.name}'", problem, remedy)
         return for_task(federation, task)
 
-    def loaded(self) -> tuple[nn.Module, Tensor, dict[str, Tensor]]:
-        """Return the study's model with its released buffers, its parameters as one vector, and the
-        buffers. A file that is not a model of the study is refused.
-        """
-        model = self.study.build_model()
-        try:
-            vector, buffers = _read(_bytes(self.model), self.study, model, str(self.model))
-        except PeerError as error:
-            problem = f"is not a model of this study ({error.problem})"
-            remedy = "name a model and the study it belongs to"
-            raise DataError(str(self.model), problem, remedy) from error
-        write_buffers(model, buffers)
-        return model, vector, buffers
-
 
 def outcomes(folder: Path) -> list[Outcome]:
     """Return what has been delivered to a site, the newest last."""
-    models = list((folder / MODELS).glob("*/model.safetensors"))
-    models.sort(key=lambda path: (path.stat().st_mtime_ns, str(path)))
-    return [
-        Outcome(
-            name=path.parent.name,
-            study=_agreed(path.with_name(STUDY_FILE)),
-            model=path,
-            private=path.with_name(PRIVATE) if path.with_name(PRIVATE).exists() else None,
-            delivered=True,
-        )
-        for path in models
-    ]
+    return [outcome_in(model, delivered=True) for model in saved_models(folder)]
 
 
-def _agreed(path: Path) -> Offer:
-    """Read a study that a server has offered, and open no file for it."""
-    return StudyFile.from_dict(read_toml(path), str(path))
+def outcome_in(folder: Path, *, delivered: bool = False) -> Outcome:
+    """Return the model in a folder; the study beside it opens no file."""
+    path = folder / STUDY_FILE
+    study = StudyFile.from_dict(read_toml(path), str(path))
+    return Outcome(folder=folder, study=study, delivered=delivered)
 
 
-def find_outcome(folder: Path, run: str | None, model: Path | None, study: Path | None) -> Outcome:
+def find_outcome(folder: Path, run: str | None, model: Path | None) -> Outcome:
     """Find the model that a person means.
 
     ``run`` names a study whose model was delivered; without it, the latest one is meant. ``model``
-    and its ``study`` file name one that was brought by other means.
+    is the folder of one that was brought by other means.
     """
-    both = (model is None) == (study is None)
-    check(both, "options", "--model and --study belong together", "give both, or neither")
-    if model is not None and study is not None:
-        remedy = "give --run, or --model and --study"
-        check(run is None, "--run", "a model was named as well", remedy)
-        return Outcome(name=str(model), study=StudyFile.from_file(study), model=model)
+    if model is not None:
+        check(run is None, "--run", "a model was named as well", "give --run, or --model")
+        return outcome_in(model)
     known = {outcome.name: outcome for outcome in outcomes(folder)}
-    remedy = "wait for a study's end, or give --model and --study"
+    remedy = "wait for a study's end, or give --model"
     check(bool(known), str(folder), "has no model yet", remedy, FolderError)
     name = list(known)[-1] if run is None else run
     remedy = f"name one of: {', '.join(known)}"
     check(name in known, "--run", f"there is no model of '{name}'", remedy, ConfigurationError)
     return known[name]
-
-
-def _bytes(path: Path) -> bytes:
-    """Read a file that a person has named."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-        raise FolderError(str(path), problem, "check the path") from error
 
 
 def pack_private(private: Mapping[str, Tensor]) -> bytes:

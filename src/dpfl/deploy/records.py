@@ -32,10 +32,9 @@ from dpfl.rounds.members import Member, honest_members
 from dpfl.runs.deployment import Offer, site_task
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.sections import TaskSection
-from dpfl.runs.site_file import SITE_FILE, SiteFile
+from dpfl.runs.site_file import SCHEMA_FILE as SCHEMA_FILE, SITE_FILE, SiteFile
 from dpfl.tasks import Regression, Task, make_task
 
-SCHEMA_FILE = "schema.toml"
 UNITS_KEY = "units.key"
 
 

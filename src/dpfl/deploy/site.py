@@ -19,7 +19,13 @@ from dpfl.deploy.bound_site import BoundSite
 from dpfl.deploy.commitment import Commitment
 from dpfl.deploy.messages import WENT_WRONG, Introduction, Message, acceptance, refusal
 from dpfl.deploy.order import following, place
-from dpfl.deploy.outcome import PRIVATE, keep_model, pack_private, unpack_private
+from dpfl.deploy.outcome import (
+    PRIVATE,
+    keep_model,
+    own_part,
+    pack_private,
+    unpack_private,
+)
 from dpfl.deploy.policy import check_download, check_identities
 from dpfl.deploy.records import Records
 from dpfl.deploy.requests import (
@@ -312,7 +318,9 @@ class Site(BoundSite):
         with ledger.nobody_leaves():
             last = ledger.answered(request.run)
             if last is not None and last.private:
-                write_safely(folder / PRIVATE, last.private, secret=True)
+                private = unpack_private(last.private)[self.id]
+                own_model = own_part(folder, request.study, private)
+                write_safely(folder / PRIVATE, own_model, secret=True)
         return acceptance(self.id)
 
 

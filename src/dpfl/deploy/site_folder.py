@@ -37,14 +37,14 @@ from dpfl.deploy.receipts import RECEIPTS, Receipt, check_held, read_receipts
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.privacy.statement import Statement, statement
-from dpfl.runs.site_file import SiteFile
+from dpfl.runs.site_file import MODELS as MODELS, SiteFile
 from dpfl.secure_sum.keys import public_half
 
 LEDGER, TOKEN, IDENTITY = "ledger.sqlite", "token", "identity.key"
 LOG, SENT = "site.log", "sent.jsonl"
 CONNECTED, INBOX, SITE_PROCESS = "connected.json", "inbox.bin", "site.pid"
 WORKER_LOG, SAYS = "worker.log", "says.txt"
-MODELS, FINISH = "models", "finish.json"
+FINISH = "finish.json"
 
 
 class SiteFolder:

@@ -209,6 +209,7 @@ class Trace:
 
         Or gives it its name: the parts of a layer of the layout are clipped together.
         """
-        homes = {block.rpartition(".")[0] for block in self._layers.blocks[module].values()}
+        blocks, users = self._layers.blocks[module].values(), self._layers.users
+        homes = {block.rpartition(".")[0] for block in blocks}
         several = type(module) in SHARES and (len(self._taps[module]) > 1 or len(homes) > 1)
-        return several or any(self._layers.users[block] > 1 for block in self._layers.blocks[module].values())
+        return several or any(users[block] > 1 for block in blocks)

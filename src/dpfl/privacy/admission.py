@@ -16,7 +16,7 @@ from dpfl.core.types import Budget, Observer
 from dpfl.privacy.chain import Row
 from dpfl.privacy.costs import Charge, Delta, PrivacyCost, adjacency_of, speak_of, written
 from dpfl.privacy.filters import Limit, Portion
-from dpfl.privacy.ledger_reader import ALL, OWN, LedgerReader, Round
+from dpfl.privacy.ledger_reader import ALL, LedgerReader, Round
 
 POPULATION = "population:"  # how the names of populations begin
 

@@ -14,20 +14,25 @@ from typing import TYPE_CHECKING, Any, Self
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError, read_problem
 from dpfl.core.files import parsed, write_safely
+from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
-from dpfl.data.inputs import Inputs, Numbers, Pixels, Tokens
+from dpfl.data.inputs import NUMBERS, Inputs, Numbers, Pixels, Tokens
 from dpfl.data.schema import Schema
 from dpfl.models import make_model
+from dpfl.privacy.flags import public_note
 from dpfl.runs.checkpoint import tensors_digest
+from dpfl.runs.deployment import Offer
+from dpfl.runs.folder import RunFolder
 from dpfl.runs.validation import check_types
 from dpfl.tasks import Task, make_task
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 CARD_FORMAT = "dpfl-model-1"
+"""The card's format, and its version."""
 _INPUTS = {"numbers": Numbers, "pixels": Pixels, "tokens": Tokens}
 
 
@@ -61,13 +66,29 @@ class ModelCard:
         kind = next(name for name, own in _INPUTS.items() if isinstance(federation.inputs, own))
         return cls(
             task=federation.task.to_dict(),
-            inputs={"kind": kind, **json.loads(json.dumps(asdict(federation.inputs)))},
+            inputs={"kind": kind, **_plain(federation.inputs)},
             shape=federation.record_shape,
             schema=None if schema is None else schema.to_dict(),
             built=built,
             module=type(model).__qualname__,
             frozen=tensors_digest(frozen) if frozen else "",
             note=note,
+        )
+
+    @classmethod
+    def of_study(cls, study: Offer) -> Self:
+        """Describe the model of a study between sites: it follows from what they agreed to."""
+        model, schema, shape = study.model, study.study.schema, tuple(study.study.feature_shape)
+        built = model.model_dump(include={"name", "hidden"})
+        if (features := model.named_features(shape, NUMBERS, None)) is not None:
+            built["features"] = features
+        return cls(
+            task=study.learned().to_dict(),
+            inputs={"kind": "numbers", **_plain(NUMBERS)},
+            shape=shape,
+            schema=schema,
+            built=built,
+            note=public_note(study.flags),
         )
 
     def make_task(self, given: Task | None = None) -> Task:
@@ -121,3 +142,32 @@ class ModelCard:
             return found
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FolderError(str(path), f"describes no model ({error})", remedy) from error
+
+
+def _plain(inputs: Inputs) -> Plain:
+    """The settings of inputs, as a file holds them."""
+    settings: Plain = json.loads(json.dumps(asdict(inputs)))
+    return settings
+
+
+def save_model(
+    place: RunFolder,
+    model: "nn.Module",
+    card: ModelCard,
+    *,
+    vector: "Tensor | None" = None,
+    buffers: "Mapping[str, Tensor]",
+) -> None:
+    """Write a model and what it is: every saved model is written here.
+
+    ``vector`` are its learned parameters, those that it holds if None; ``buffers`` are public. What
+    is frozen is written too where dpfl built the model, which could not be built again without it.
+    """
+    layout = Layout.of_module(model)
+    constants = dict(buffers)
+    if card.built:
+        learned = {block.name for block in layout}
+        frozen = {name: p for name, p in model.named_parameters() if name not in learned}
+        constants |= {name: parameter.detach() for name, parameter in frozen.items()}
+    place.save_model(layout.read(model) if vector is None else vector, layout, card.note, constants)
+    card.write(place.card)

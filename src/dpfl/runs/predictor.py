@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,16 +16,22 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dpfl.core.checks import check
-from dpfl.core.errors import DataError, FolderError
+from dpfl.core.errors import ConfigurationError, DataError, FolderError
 from dpfl.core.files import text_of
 from dpfl.data.inputs import Inputs
 from dpfl.data.schema import Schema
 from dpfl.data.tables import arrow_table
 from dpfl.models.checks import outputs_of
+from dpfl.numerics.clipping import all_finite
 from dpfl.runs.checkpoint import tensors_digest
 from dpfl.runs.folder import RunFolder
 from dpfl.runs.model_card import ModelCard
+from dpfl.runs.site_file import MODELS, SCHEMA_FILE, SITE_FILE
 from dpfl.tasks import Task
+
+PRIVATE, HEAD = "private.safetensors", "head.safetensors"
+PERSONAL = {PRIVATE: "with the site's own part", HEAD: "with the site's own head"}
+"""Files beside a site's model that hold what replaces parts of it, and what they make of it."""
 
 _RECORDS_AT_ONCE = 512
 _LARGEST = float(np.finfo(np.float32).max)
@@ -36,7 +43,8 @@ class Predictor:
 
     ``model`` is the module, ``task`` what it has learned, ``schema`` what prepares tables (None
     where it was trained on arrays), ``inputs`` how records become its input and ``shape`` that of
-    one record. ``note`` says what limits the guarantee of the model, such as a seed.
+    one record. ``note`` says what limits the guarantee of the model, such as a seed. ``personal``
+    says which part of the model is a site's own; empty where all of it is common.
     """
 
     model: nn.Module
@@ -45,6 +53,13 @@ class Predictor:
     shape: tuple[int, ...]
     schema: Schema | None = None
     note: str = ""
+    personal: str = ""
+
+    def __repr__(self) -> str:
+        """Say what it is in a line."""
+        about = [type(self.model).__name__, str(self.task), f"records of shape {self.shape}"]
+        about += [text for text in (self.personal, self.note) if text]
+        return f"Predictor({', '.join(about)})"
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -107,60 +122,127 @@ class Predictor:
 
 
 def load(
-    folder: Path | str, *, model: nn.Module | None = None, task: Task | None = None
+    folder: Path | str,
+    *,
+    model: nn.Module | None = None,
+    task: Task | None = None,
+    common: bool = False,
 ) -> Predictor:
-    """Load a trained model from a run folder or a saved result, ready to predict.
+    """Load a trained model, ready to predict.
 
-    ``folder`` holds ``model.safetensors`` and ``model.json``. A model that dpfl built by name is
-    built again; for a module of your own, give ``model``, a new one of the same kind: it is filled
-    with the trained weights. ``task`` is needed only where the task has functions of your own.
+    Parameters
+    ----------
+    folder
+        A finished run, a saved result, the server's folder of a study, a site's folder (its newest
+        model) or one of the models in it (``models/RUN``).
+    model
+        For a module of your own: a new one of the same kind, which is filled with the trained
+        weights. A model that dpfl built by name is built again.
+    task
+        Needed only where the task has functions of your own.
+    common
+        Leave out the part of the model that is a site's own. It is in the site's folder, and is
+        never taken from any other.
 
+    Examples
+    --------
     ::
 
         predictor = dpfl.load("runs/first")
         predictor.predict(records)
     """
-    place = RunFolder(Path(folder))
+    place = RunFolder(_model_folder(Path(folder)))
+    site = _site_of(place.path)
     card = ModelCard.read(place.card)
     learned = card.make_task(task)
     module = card.make_model(learned) if model is None else model
-    good, remedy = isinstance(module, nn.Module), "give a torch.nn.Module"
-    check(good, "load", f"model = {module!r} is not a module", remedy)
+    if not isinstance(module, nn.Module):
+        raise ConfigurationError(
+            "load", f"model = {module!r} is not a module", "give a torch.nn.Module"
+        )
     _fill(module, place.model, card.frozen)
+    personal = ""
+    for file, words in PERSONAL.items() if site is not None and not common else ():
+        if (place.path / file).exists():
+            personal = words
+            _replace(module, place.path / file, _read_tensors(place.path / file))
+    schema = card.make_schema()
+    if schema is None and site is not None and (site / SCHEMA_FILE).exists():
+        schema = Schema.read(site / SCHEMA_FILE)
     return Predictor(
         model=module.eval(),
         task=learned,
         inputs=card.make_inputs(),
         shape=card.shape,
-        schema=card.make_schema(),
+        schema=schema,
         note=card.note,
+        personal=personal,
     )
 
 
-def _fill(module: nn.Module, path: Path, frozen: str) -> None:
-    """Copy the weights of a file into a module; what does not fit is named.
+def saved_models(site: Path) -> list[Path]:
+    """Return the folders of the models that a site was sent, the newest last."""
+    files = list((site / MODELS).glob("*/model.safetensors"))
+    files.sort(key=lambda path: (path.stat().st_mtime_ns, str(path)))
+    return [path.parent for path in files]
 
-    ``frozen`` is the digest that the module's other parameters must have, if any.
-    """
+
+def _model_folder(folder: Path) -> Path:
+    """Return where the model of a folder is: of a site's, its newest."""
+    if not (folder / SITE_FILE).is_file():
+        return folder
+    models = saved_models(folder)
+    if not models:
+        raise FolderError(str(folder), "has no model yet", "wait for the end of a study")
+    return models[-1]
+
+
+def _site_of(folder: Path) -> Path | None:
+    """Return the site's folder that a model's folder is in, if it is in one."""
+    models = folder.resolve().parent
+    held = models.name == MODELS and (models.parent / SITE_FILE).is_file()
+    return models.parent if held else None
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a file of tensors by name, all of them finite numbers."""
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         problem, remedy = f"cannot be read ({error})", "name the folder of a finished run"
         raise FolderError(str(path), problem, remedy) from error
-    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, tensor in tensors.items():
+        if not all_finite(tensor):
+            problem = f"'{name}' holds numbers that are not finite"
+            raise FolderError(str(path), problem, "look at the last rounds of training")
+    return tensors
+
+
+def _fill(module: nn.Module, path: Path, frozen: str) -> None:
+    """Copy the weights of a file into a module, which must hold all that the module learns.
+
+    ``frozen`` is the digest that the module's other parameters must have, if any.
+    """
+    tensors = _read_tensors(path)
     wanted = {name for name, one in module.named_parameters() if one.requires_grad}
-    remedy = "give the model that was trained, with the same settings"
-    for name in sorted(wanted | tensors.keys()):
-        shapes = [tuple(part[name].shape) if name in part else None for part in (own, tensors)]
-        problem = f"'{name}' has shape {shapes[0]} in the model and {shapes[1]} in the file"
-        check(shapes[0] == shapes[1], str(path), problem, remedy)
+    _replace(module, path, {**dict.fromkeys(wanted), **tensors})
     kept = {name: one for name, one in module.named_parameters() if name not in tensors}
     problem = "the model's frozen parameters are not those of training, and the file has none"
     remedy = "give a model with the same frozen weights"
     check(not frozen or tensors_digest(kept) == frozen, str(path), problem, remedy)
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+
+
+def _replace(module: nn.Module, path: Path, tensors: Mapping[str, Tensor | None]) -> None:
+    """Copy tensors of a file into a module; what does not fit, or is None, is named."""
+    parameters = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, tensor in sorted(tensors.items()):
+        shapes = [None if x is None else tuple(x.shape) for x in (parameters.get(name), tensor)]
+        if tensor is None or shapes[0] != shapes[1]:
+            problem = f"'{name}' has shape {shapes[0]} in the model and {shapes[1]} in the file"
+            remedy = "give the model that was trained, with the same settings"
+            raise ConfigurationError(str(path), problem, remedy)
+        with torch.no_grad():
+            parameters[name].copy_(tensor)
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from dpfl.runs.toml_file import Section, TomlFile
 from dpfl.runs.validation import IDENTITY_KEY
 from dpfl.secure_sum.trust import LEAST_HONEST, Trust
 
-SITE_FILE = "site.toml"
+SITE_FILE, SCHEMA_FILE, MODELS = "site.toml", "schema.toml", "models"
+"""In a site's folder: its file, what its columns hold, and the folder of the models it was sent."""
 _UNITS = "give 'record', 'client', or the schema's word for a person"
 Name = Annotated[str, Field(pattern=r"^[^./\\\s\x00-\x1f][^/\\\x00-\x1f]{0,99}$")]
 """A site's name; it is also a file's name."""

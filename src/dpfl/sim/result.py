@@ -12,14 +12,13 @@ from torch import nn
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError
 from dpfl.core.html import html_table
-from dpfl.core.layout import Layout
 from dpfl.core.types import Plain
 from dpfl.privacy.statement import Statements
 from dpfl.rounds import write_buffers
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.display import Lines, frame_of, line_figure
 from dpfl.runs.folder import RunFolder
-from dpfl.runs.model_card import ModelCard
+from dpfl.runs.model_card import ModelCard, save_model
 from dpfl.runs.predictor import load
 from dpfl.runs.result import Summary
 from dpfl.sim.loop import Simulation
@@ -83,7 +82,7 @@ class Result:
                 place.append_round(record)
             for seconds in self.timings:
                 place.append(place.timings, seconds)
-            _save_model(place, self.model, self.card)
+            save_model(place, self.model, self.card, buffers=dict(self.model.named_buffers()))
             place.save_summary(self.summary)
         return place.path
 
@@ -156,17 +155,6 @@ def _row(record: RoundRecord) -> Plain:
     counts = {"cohort": len(record.cohort), "arrived": len(record.arrived)}
     same = {name: getattr(record, name) for name in plain}
     return {"round": record.round + 1, **told, **counts, **same, **weights}
-
-
-def _save_model(place: RunFolder, model: nn.Module, card: ModelCard) -> None:
-    """Write a model's own tensors, and what it is."""
-    layout, buffers = Layout.of_module(model), dict(model.named_buffers())
-    if card.built:  # it could not be built again without what is frozen
-        learned = {block.name for block in layout}
-        frozen = {k: p for k, p in model.named_parameters() if k not in learned}
-        buffers |= {name: one.detach() for name, one in frozen.items()}
-    place.save_model(layout.read(model), layout, card.note, buffers)
-    card.write(place.card)
 
 
 def result_of(

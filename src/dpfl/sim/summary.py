@@ -9,13 +9,11 @@ from dpfl.core.types import Observer
 from dpfl.engine.stacked import assumptions_of
 from dpfl.privacy.flags import Flag, RaisedFlag, public_note
 from dpfl.privacy.statement import Statement, statement
-from dpfl.runs.model_card import ModelCard
+from dpfl.runs.model_card import ModelCard, save_model
 from dpfl.runs.result import EpsilonSpread, ModelTested, RoundCount, Summary, total_bytes
 from dpfl.sim.finish import finish_scores
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from dpfl.sim.loop import Simulation
 
 
@@ -50,21 +48,10 @@ def summarise(
     )
     if (folder := simulation.folder) is not None:
         # The model file is for the world: no count of rounds, no name, nothing measured.
-        note = public_note(summary.flags)
-        constants = {**_frozen(simulation), **state.buffers}
-        folder.save_model(simulation.published(), layout, note, constants)
-        card_of(simulation, summary.flags).write(folder.card)
+        card, vector = card_of(simulation, summary.flags), simulation.published()
+        save_model(folder, model, card, vector=vector, buffers=state.buffers)
         folder.save_summary(summary)
     return summary
-
-
-def _frozen(simulation: Simulation) -> dict[str, Tensor]:
-    """The public constants of a model that dpfl built, without which it could not be built again.
-
-    Whoever has a model of their own has them.
-    """
-    named = simulation.model.named_parameters() if simulation.built else ()
-    return {name: one.detach() for name, one in named if not one.requires_grad}
 
 
 def card_of(simulation: Simulation, flags: Iterable[RaisedFlag]) -> ModelCard:
