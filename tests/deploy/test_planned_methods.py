@@ -7,8 +7,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+import dpfl
 from dpfl.core.types import Observer
 from dpfl.privacy.statement import statement
 from dpfl.runs.experiment import Experiment
@@ -50,6 +53,11 @@ def test_sites_and_the_simulator_give_the_same_model_and_spends(case: str, tmp_p
     assert summary["missed"] == summary["refusals"] == {}
     models = server / "model.safetensors", tmp_path / "simulated" / "model.safetensors"
     assert relative_error(*models) <= 1e-4
+    predictors = [dpfl.load(place) for place in (tmp_path / "simulated", server)]
+    predictors += [dpfl.load(site.folder, common=True) for site in sites.values()]
+    records = np.random.default_rng(0).uniform(0, 16, (40, *predictors[0].shape))
+    outputs = [predictor.outputs(records.reshape(40, *predictor.shape)) for predictor in predictors]
+    assert all(torch.allclose(one, outputs[0], rtol=1e-3, atol=1e-4) for one in outputs)
     for name, site in sites.items():
         with closing(site.ledger()) as ledger:
             own = statement(ledger, name, Observer.SERVER)
