@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dpfl.core.errors import FolderError, disk_error
+from dpfl.core.errors import DpflError, FolderError, PeerError, disk_error
 
 
 def cache_folder() -> Path:
@@ -56,18 +56,39 @@ def is_there(path: Path) -> bool:
         return False
 
 
+def check_regular(path: Path) -> None:
+    """Raise an OSError for what cannot be read to its end: a device, or a FIFO in some folder.
+
+    The pipe of a shell, which is in no folder, can be read.
+    """
+    fifo = path.is_fifo() and path.resolve().exists()
+    if fifo or path.is_char_device() or path.is_block_device():
+        raise OSError(errno.EINVAL, "it is a device or a FIFO")
+
+
 def content_of(path: Path) -> bytes:
     """Read a file that somebody has named.
 
-    What is no file to read to its end, such as a device, and a name that no file can have, are
-    OSErrors like any other.
+    What is not a file to read to its end, and a name that no file can have, are OSErrors like any
+    other.
     """
     try:
-        if path.is_char_device() or path.is_block_device():
-            raise OSError(errno.EINVAL, "it is a device")
+        check_regular(path)
         return path.read_bytes()
     except ValueError as error:
         raise OSError(errno.EINVAL, str(error)) from error
+
+
+_MALFORMED = OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, PeerError
+
+
+@contextmanager
+def readable_file(path: Path, remedy: str, kind: type[DpflError] = FolderError) -> Iterator[None]:
+    """Turn whatever goes wrong while a file is read into an error of this kind."""
+    try:
+        yield
+    except _MALFORMED as error:
+        raise kind(str(path), f"cannot be read ({error})", remedy) from error
 
 
 def text_of(path: Path) -> str:
@@ -101,6 +122,26 @@ def append_line(path: Path, line: Mapping[str, object]) -> None:
             sync_folder(path.parent)
     except OSError as error:
         raise disk_error(str(path), error) from error
+
+
+@contextmanager
+def for_owner_only() -> Iterator[None]:
+    """Make files and folders in this context readable by their owner only.
+
+    That holds for what processes that are started in it make, too. It also decorates a function.
+    """
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def check_private(folder: Path) -> None:
+    """Refuse a folder that other users of this machine may read or change."""
+    if folder.stat().st_mode & 0o077:
+        problem = "is open to other users of this machine"
+        raise FolderError(str(folder), problem, f"close it to them: chmod 700 {folder}")
 
 
 def write_safely(path: Path, content: bytes, *, secret: bool = False) -> None:

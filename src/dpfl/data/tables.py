@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dpfl.core.errors import DataError, read_problem
-from dpfl.core.files import text_of
+from dpfl.core.files import check_regular, text_of
 from dpfl.data.records import check_data
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -168,6 +168,7 @@ def arrow_table(path: Path) -> Any:
         remedy = "run: pip install 'dpfl[parquet]'"
         raise DataError(str(path), "needs pyarrow, which is not installed", remedy) from error
     try:
+        check_regular(path)
         return parquet.read_table(path)
     except (OSError, ValueError, TypeError, ArrowException) as error:
         raise _not_a_table(path, error, "check the file") from error

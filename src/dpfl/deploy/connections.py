@@ -7,10 +7,11 @@ must come with every later answer; it is kept in ``enrolment.json`` over a resta
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from dpfl.core.errors import FolderError, PeerError
-from dpfl.core.files import parsed
+from dpfl.core.errors import PeerError
+from dpfl.core.files import parsed, readable_file
 from dpfl.core.types import Claims
 from dpfl.deploy.messages import Introduction, Message, Reply
 from dpfl.deploy.processes import SITES
@@ -191,11 +192,8 @@ class Connections:
 
 def registered_keys(folder: Path) -> dict[str, int]:
     """Read which node has the key that was registered for each site; none without TLS."""
-    try:
-        found = parsed((folder / NODES).read_text())
+    path, remedy = folder / NODES, "start the server again: it is written then"
+    with readable_file(path, remedy), suppress(FileNotFoundError):
+        found = parsed(path.read_text())
         return {site: int(node) for site, node in found.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        where, remedy = str(folder / NODES), "start the server again: it is written then"
-        raise FolderError(where, f"cannot be read ({error})", remedy) from error
+    return {}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpfl.core.errors import CheckpointError, PeerError
-from dpfl.core.files import parsed, write_safely
+from dpfl.core.errors import CheckpointError
+from dpfl.core.files import parsed, readable_file, write_safely
 from dpfl.runs.validation import check_types
 from dpfl.secure_sum.session import Roster
 from dpfl.secure_sum.state import Shares
@@ -44,7 +45,8 @@ class OpenSum:
     @classmethod
     def read(cls, folder: Path, round_: int) -> OpenSum | None:
         """Read how far the sum of a round has come; None where it has not begun."""
-        try:
+        remedy = "remove it: the sum of its round is then lost where sites have sent uploads"
+        with readable_file(folder / SUM, remedy, CheckpointError), suppress(FileNotFoundError):
             told = parsed((folder / SUM).read_bytes())
             if told["round"] != round_:
                 return None
@@ -57,9 +59,4 @@ class OpenSum:
             )
             check_types(found)
             return found
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, PeerError) as error:
-            where, problem = str(folder / SUM), f"cannot be read ({error})"
-            remedy = "remove it: the sum of its round is then lost where sites have sent uploads"
-            raise CheckpointError(where, problem, remedy) from error
+        return None

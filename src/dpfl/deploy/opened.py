@@ -8,12 +8,13 @@ counted on.
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpfl.core.checks import check
 from dpfl.core.errors import CheckpointError
-from dpfl.core.files import parsed, write_safely
+from dpfl.core.files import parsed, readable_file, write_safely
 from dpfl.core.types import Cohort, State
 from dpfl.rounds import Agreement, Plan
 from dpfl.rounds.codec import decode_download
@@ -48,7 +49,8 @@ class OpenedRound:
     @classmethod
     def read(cls, folder: Path) -> "OpenedRound | None":
         """Read it back; None where no round was opened."""
-        try:
+        remedy = "remove it: its round is then drawn anew, or lost where the world was charged"
+        with readable_file(folder / OPENED, remedy, CheckpointError), suppress(FileNotFoundError):
             first, _, rest = (folder / OPENED).read_bytes().partition(b"\n")
             header = parsed(first)
             bodies, start = [], 0
@@ -62,12 +64,7 @@ class OpenedRound:
             found = cls(round=header["round"], unwilling=unwilling, downloads=downloads)
             check_types(found)
             return found
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            where, problem = str(folder / OPENED), f"cannot be read ({error})"
-            remedy = "remove it: its round is then drawn anew, or lost where the world was charged"
-            raise CheckpointError(where, problem, remedy) from error
+        return None
 
     def plan(self, agreement: Agreement, state: State) -> Plan:
         """Return the plan of the round, as it was when it was opened."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpfl.core.errors import FolderError, read_problem
-from dpfl.core.files import parsed, write_safely
+from dpfl.core.files import parsed, readable_file, write_safely
 from dpfl.core.types import Plain, Promise
 from dpfl.core.version import __version__
 from dpfl.deploy.processes import FAILED, noted_process
@@ -107,15 +108,12 @@ class DeploymentSummary:
     @classmethod
     def load(cls, folder: RunFolder) -> DeploymentSummary | None:
         """Read ``summary.json``; None where the study has not ended."""
-        try:
+        remedy = "restore it from a backup"
+        with readable_file(folder.summary, remedy), suppress(FileNotFoundError):
             found = cls.from_dict(parsed(folder.summary.read_text()))
             check_types(found)
             return found
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            where, remedy = str(folder.summary), "restore it from a backup"
-            raise FolderError(where, f"cannot be read ({error!r})", remedy) from error
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

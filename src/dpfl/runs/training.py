@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfl.core.errors import FolderError
-from dpfl.core.files import parsed
+from dpfl.core.files import parsed, readable_file
 from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
 from dpfl.plugs.figures import FigureKind, FigureSpec
@@ -125,7 +124,7 @@ class Training:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read the file back; anything else is refused."""
-        try:
+        with readable_file(path, "restore it from a backup, or use the dpfl that wrote it"):
             values = parsed(path.read_text())
             if values.pop("format") != TRAINING_FORMAT:
                 raise ValueError("it is of another format")
@@ -135,9 +134,6 @@ class Training:
                 for slot, own in values.pop("declared")
             ]
             return cls(**values, pipeline=pipeline, declared=tuple(figures))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            remedy = "restore it from a backup, or read it with the dpfl that wrote it"
-            raise FolderError(str(path), f"cannot be read ({error})", remedy) from error
 
 
 _BY_CLIENT = ("shards", "budgets", "client_settings")
