@@ -30,7 +30,14 @@ from dpfl.core.types import Claims, Observer, State
 from dpfl.deploy.asking import Uploads, ask_uploads, check_answers
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.delivery import deliver, summarise
-from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile, accepting_sites, gather, settle
+from dpfl.deploy.enrolment import (
+    ENROLMENT,
+    EnrolmentFile,
+    accepting_sites,
+    enrolled,
+    gather,
+    settle,
+)
 from dpfl.deploy.measuring import measure
 from dpfl.deploy.opened import OpenedRound
 from dpfl.deploy.summary import DeploymentSummary, effective_noise
@@ -40,9 +47,7 @@ from dpfl.rounds import (
     Agreement,
     Plan,
     Run,
-    buffer_shapes,
     close_round,
-    enrol,
     first_state,
     open_round,
 )
@@ -72,8 +77,7 @@ class Coordinator:
     def __init__(self, folder: Path, transport: Transport) -> None:
         self.folder = RunFolder(folder)
         self.study = StudyFile.in_folder(folder)
-        self.model = self.study.build_model()
-        self.strategy = self.study.strategy().for_model(self.model)
+        self.model, self.strategy = self.study.trained()
         self.layout = Layout.of_module(self.model)
         self.sites = Connections(self.study, transport, folder)
         limit = self.study.run.round_timeout
@@ -152,9 +156,7 @@ class Coordinator:
 
     def _enrol(self, claims: Mapping[str, Claims]) -> Agreement:
         """Settle the terms for these sites."""
-        shapes = buffer_shapes(self.model, self.strategy.releases)
-        study, planned = self.study, self.study.measurements()
-        return enrol(self.strategy, claims, study.run.rounds, self.layout, shapes, planned)
+        return enrolled(self.study, self.model, self.strategy, claims)
 
     def _agreement(self) -> Agreement:
         """Settle the terms for the members: the same at the start and after a restart."""

@@ -12,19 +12,25 @@ import datetime
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from torch import nn
+
 from dpfl.core.checks import check
-from dpfl.core.errors import CheckpointError, PeerError
-from dpfl.core.files import parsed, write_safely
+from dpfl.core.errors import CheckpointError, PeerError, PrivacyRefusal
+from dpfl.core.files import parsed, readable_file, write_safely
+from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Plain
 from dpfl.core.version import __version__
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.messages import Reply
 from dpfl.deploy.requests import TermsRequest
-from dpfl.rounds import Agreement
+from dpfl.rounds import Agreement, buffer_shapes, enrol
+from dpfl.runs.deployment import Offer
 from dpfl.runs.validation import check_types
+from dpfl.strategy import Strategy
 
 ENROLMENT = "enrolment.json"
 ASK_AGAIN = 30.0  # seconds after which a node that was refused is asked once more
@@ -57,7 +63,7 @@ class EnrolmentFile:
     @classmethod
     def read(cls, folder: Path) -> EnrolmentFile:
         """Read back what was written when the sites enrolled."""
-        try:
+        with readable_file(folder / ENROLMENT, "restore it", CheckpointError):
             told = parsed((folder / ENROLMENT).read_text())
             found = cls(
                 run=told["run"],
@@ -67,9 +73,35 @@ class EnrolmentFile:
             )
             check_types(found)
             return found
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            problem = f"cannot be read ({error})"
-            raise CheckpointError(str(folder / ENROLMENT), problem, "restore it") from error
+
+
+def enrolled(
+    study: Offer,
+    model: nn.Module,
+    strategy: Strategy,
+    claims: Mapping[str, Claims],
+    *,
+    noise: bool = True,
+) -> Agreement:
+    """Settle the terms of a study for sites that claim this; ``noise`` is that of ``enrol``."""
+    shapes, layout = buffer_shapes(model, strategy.releases), Layout.of_module(model)
+    measured = study.measurements()
+    return enrol(strategy, claims, study.run.rounds, layout, shapes, measured, noise=noise)
+
+
+def check_study(study: Offer) -> None:
+    """Refuse a study that no sites can take part in, as its server would.
+
+    Terms are proposed to sites with tiny and with huge budgets. What these do not cover is left to
+    the sites that come.
+    """
+    model, strategy = study.trained()
+    claims = {
+        site: Claims(epsilon=(1e-3, 1e3)[number % 2], delta=1e-5, examples=1000)
+        for number, site in enumerate(study.study.sites)
+    }
+    with suppress(PrivacyRefusal):
+        enrolled(study, model, strategy, claims, noise=False)
 
 
 def gather(

@@ -20,12 +20,13 @@ from safetensors import torch as safetensors
 from dpfl.core.errors import DpflError
 from dpfl.core.files import parsed, write_safely
 from dpfl.data.federation import Federation
-from dpfl.deploy.outcome import Outcome, outcomes, released_buffers
+from dpfl.deploy.outcome import Outcome, outcomes
 from dpfl.deploy.records import LoadedSite
 from dpfl.deploy.site_folder import FINISH
 from dpfl.engine.finish_scores import FinishScores
 from dpfl.engine.personal_finish import PersonalFinish, personal_finish
 from dpfl.report.finish_page import finish_page
+from dpfl.rounds import buffer_shapes
 from dpfl.runs.predictor import HEAD
 
 FINISH_PAGE = "finish.html"
@@ -102,5 +103,6 @@ def _made(
     learned = outcome.learned(federation, metric)
     model = outcome.loaded()
     shard, task = learned.shards[site], learned.task
-    released = released_buffers(outcome.study, model)
+    first, strategy = outcome.study.trained()
+    released = buffer_shapes(first, strategy.releases)
     return personal_finish(model, shard, learned.inputs, task, released=released)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DataError, FolderError, PeerError
-from dpfl.core.files import write_safely
+from dpfl.core.files import content_of, write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
@@ -45,8 +45,7 @@ def keep_model(folder: Path, run: str, study: Offer, payload: bytes) -> Path:
     ``run`` and ``study`` say what it is a model of, ``payload`` is the model as safetensors. What
     the model is, is written from the study. Returns the folder that the model is in.
     """
-    model = study.build_model()
-    vector, buffers = _read(payload, study, model)
+    model, vector, buffers = _read(payload, study)
     place = RunFolder(folder / MODELS / _file_name(run))
     write_safely(place.path / STUDY_FILE, study.to_toml().encode())
     save_model(place, model, ModelCard.of_study(study), vector=vector, buffers=buffers)
@@ -69,18 +68,15 @@ def _file_name(run: str) -> str:
     return plain if plain == run else f"{plain}-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
 
 
-def released_buffers(study: Offer, model: nn.Module) -> Mapping[str, tuple[int, ...]]:
-    """Return the shapes of the buffers that releases before round one write, by name."""
-    return buffer_shapes(model, study.strategy().for_model(model).releases)
-
-
-def _read(payload: bytes, study: Offer, model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
+def _read(payload: bytes, study: Offer) -> tuple[nn.Module, Tensor, dict[str, Tensor]]:
     """Read the parameters of a study's model, as one vector, and the buffers that it released.
 
-    What is frozen is the site's own, whatever was sent.
+    The model is returned with them, as it was first built; what is frozen is the site's own,
+    whatever was sent.
     """
     where = "the server's model"
-    layout, shapes = Layout.of_module(model), released_buffers(study, model)
+    model, strategy = study.trained()
+    layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     numbers += sum(math.prod(shape) for shape in shapes.values())
     largest, given = 8 * numbers + _NAMES_BYTES, f"has {len(payload)} bytes"
@@ -97,7 +93,7 @@ def _read(payload: bytes, study: Offer, model: nn.Module) -> tuple[Tensor, dict[
     finite = all(map(all_finite, (vector, *buffers.values())))
     remedy = "look at the last rounds of the study"
     check(finite, where, "holds numbers that are not finite", remedy, PeerError)
-    return vector, buffers
+    return model, vector, buffers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,12 @@ from typing import Literal
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DpflError, FolderError, PeerError
-from dpfl.core.files import hold_folder, write_safely
+from dpfl.core.files import check_private, for_owner_only, hold_folder, write_safely
 from dpfl.deploy import superlink
 from dpfl.deploy.connections import NODES
 from dpfl.deploy.coordinator import ALL_HAVE_IT
 from dpfl.deploy.credentials import make_certificates
-from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile
+from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile, check_study
 from dpfl.deploy.processes import (
     CERTIFICATES,
     FAILED,
@@ -54,21 +54,23 @@ class ProcessEnded(PeerError):
     """A process of the server ended before the study did."""
 
 
+@for_owner_only()
 def make_study(folder: Path, study: StudyFile) -> None:
     """Make a study's folder: its file, certificates, and a place for the sites' public keys.
 
-    A study whose method or model cannot be built is refused, and no folder is made.
+    A study that no sites can take part in is refused, and no folder is made.
     """
-    study.strategy()
-    study.build_model()
+    check_study(study)
     path, remedy = folder / STUDY_FILE, "name another folder"
     check(not path.exists(), str(folder), "already holds a study", remedy, FolderError)
     make_certificates(folder / CERTIFICATES, _names(study))
     write_safely(path, study.to_toml().encode())
     (folder / SITES).mkdir(exist_ok=True)
     superlink.write_app(folder)
+    folder.chmod(0o700)
 
 
+@for_owner_only()
 def renew_certificates(folder: Path) -> None:
     """Make new certificates under the names in [network]; every site needs the new ca.crt."""
     study, stopped = StudyFile.in_folder(folder), noted_process(folder / LINK_PROCESS) is None
@@ -115,6 +117,7 @@ def resume_command(folder: Path) -> str:
     return f"dpfl server {'resume' if (folder / ENROLMENT).exists() else 'run'} {folder}"
 
 
+@for_owner_only()
 def serve(
     folder: Path,
     verb: Verb,
@@ -130,10 +133,11 @@ def serve(
     ``insecure`` leaves out TLS and keys, for a rehearsal on one machine. The folder is held: a
     study has one server. A process that ends before the study does, by a kill or an error of
     Flower's, is started again with the others, a few times at most. Whatever happens, the processes
-    that were started are ended. Raises the error that ended the study, if one did; ``failed.txt``
-    holds it as well.
+    that were started are ended. A folder that other users may enter is refused. Raises the error
+    that ended the study, if one did; ``failed.txt`` holds it as well.
     """
     StudyFile.in_folder(folder)
+    check_private(folder)
     with hold_folder(folder, ".serving.lock"):
         _check_startable(folder, verb)
         end_leftovers({name: folder / note for name, note in _NOTES.items()}, tell)

@@ -156,13 +156,15 @@ def enrol(
     layout: Layout,
     buffer_shapes: Mapping[str, tuple[int, ...]] | None = None,
     measured: Shares = (),
+    *,
+    noise: bool = True,
 ) -> Agreement:
     """Settle the terms once, from claims alone.
 
     ``buffer_shapes`` are those of the model's buffers that releases before round one write.
     ``measured`` are the planned measurements of an accounted metric. They are part of the plan as
     releases are, in front of those. ``rounds`` may be left to a strategy's recipe, which plans what
-    else is open.
+    else is open. Without ``noise`` no noise is planned, and nothing can be released.
     """
     recipe: Mapping[str, float] = {}
     if strategy.recipe is not None:
@@ -187,15 +189,16 @@ def enrol(
     )
     for _, plug in strategy.slots():
         terms = plug.resolve_terms(terms, claims)
-    strategy, terms = strategy.settle(terms, claims)
     # What cannot be sent, or a model that cannot be parted, is refused before anyone pays for it.
-    drawn = strategy.selection.cohort_size(population) or 1
-    strategy.upload_grid(drawn)
-    if strategy.channel.group(drawn) is not None:
-        for round_ in range(-len(terms.releases), 1):
-            sum_plan(strategy, terms, round_, drawn if round_ == 0 else population)
     if strategy.personal is not None:
         strategy.personal.merge(torch.zeros(layout.size), None, layout)
+    drawn = strategy.selection.cohort_size(population) or 1
+    if noise:
+        strategy, terms = strategy.settle(terms, claims)
+        strategy.upload_grid(drawn)
+        if strategy.channel.group(drawn) is not None:
+            for round_ in range(-len(terms.releases), 1):
+                sum_plan(strategy, terms, round_, drawn if round_ == 0 else population)
     return Agreement(
         strategy=strategy, terms=terms, layout=layout, claims=dict(claims), buffer_shapes=shapes
     )

@@ -23,7 +23,7 @@ from dpfl.runs.study_section import StudySection as StudySection, site_task as s
 from dpfl.runs.toml_file import Section, TomlFile, read_toml
 from dpfl.secure_sum.trust import LEAST_HONEST
 from dpfl.strategy import Strategy
-from dpfl.tasks import MetricWords, Task
+from dpfl.tasks import MetricWords, PerPerson, Task
 
 STUDY_FILE = "study.toml"
 LINK_PROCESS = "superlink.pid"  # holds the process id of the server's SuperLink
@@ -159,6 +159,11 @@ class Offer(TomlFile):
         single = schema is None or schema.single
         return strategy.protecting(unit_called(self.unit_word), single=single)
 
+    def trained(self) -> tuple[nn.Module, Strategy]:
+        """Build the first model, and the strategy that trains it."""
+        model = self.build_model()
+        return model, self.strategy().for_model(model)
+
     def learned(self, where: str = "") -> Task:
         """Build the task, complete: nobody sees all sites' targets to fill what is left open."""
         return site_task(self.task, self.study.classes, f"{where}[study] classes")
@@ -178,7 +183,9 @@ class Offer(TomlFile):
         problem = "measurements are planned before the method has planned its rounds"
         check(rounds is not None, "[run] rounds", problem, "give a number beside [accounted]")
         assert rounds is not None
-        return metric.shares(self.learned(), rounds)
+        schema, task = self.study.described(), self.learned()
+        single = schema is None or schema.single
+        return metric.shares(task if single else PerPerson(task=task), rounds)
 
     @property
     def learned_text(self) -> str:
