@@ -700,7 +700,7 @@ def test_a_study_does_not_go_on_with_fewer_sites_than_it_asks_for(tmp_path: Path
     coordinator.sites.transport.wait = lambda seconds: None  # type: ignore[method-assign]
     with pytest.raises(PeerError, match="only 1 sites accept its terms") as refused:
         coordinator.begin()
-    assert "b: site 'b': its budget does not cover a round of this study" in str(refused.value)
+    assert "b: its budget does not cover a round of this study" in str(refused.value)
     assert grid.asked_to_train() == []
     assert charged(generous) == set()
 

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from dpfl.core.checks import check
 from dpfl.core.errors import PeerError, PrivacyRefusal
 from dpfl.core.types import Observer
-from dpfl.privacy.accountant import spend
+from dpfl.privacy.accountant import shown, spend
 from dpfl.privacy.budget_check import largest_that_fits
 from dpfl.privacy.costs import Charge, PrivacyCost, PrivacyPlan, written
 from dpfl.privacy.site_ledger import SiteLedger
+from dpfl.privacy.statement import statement
 from dpfl.rounds import Agreement
 from dpfl.rounds.measure import records_of
 from dpfl.rounds.members import Member
 
+_REMEDY = "plan fewer rounds or more noise, or set per_study at the site to what is left there"
 NOTHING_TO_MEASURE = "it has no test records to measure a metric on"
 
 
@@ -77,11 +79,34 @@ class Commitment:
                 self.member.id, cost, seen, rounds, delta=self._delta
             )
             needed = planned if self._amplified(observer) else 1
-            what = "a round" if needed == 1 else f"{needed} rounds"
-            problem = f"its budget does not cover {what} of this study"
-            remedy = "raise the budget, or plan fewer rounds"
-            check(found[observer] >= needed, self._where, problem, remedy, PrivacyRefusal)
+            if found[observer] < needed:
+                what = "a round" if needed == 1 else f"{needed} rounds"
+                raise self._refusal(ledger, f"its budget does not cover {what} of this study")
         return found
+
+    def _refusal(self, ledger: SiteLedger, problem: str) -> PrivacyRefusal:
+        """Refuse for lack of budget; how much is left is a note, for the site's own log."""
+        error = PrivacyRefusal(self._where, problem, _REMEDY)
+        error.add_note(self.shortfall(ledger))
+        return error
+
+    def shortfall(self, ledger: SiteLedger) -> str:
+        """Say what is left of the site's budget, and what a round takes: for the site alone."""
+        for observer, cost, _ in reversed(self.plans()):
+            spent = statement(ledger, self.member.id, observer)
+            if spent is not None and spent.budget is not None:
+                left = spent.budget - float(shown(spent.epsilon))
+                text = f"epsilon {left:.6g} of {spent.budget:g} is left, delta {spent.delta:g} is"
+                return f"{text} taken, and a round takes epsilon {shown(self._price(cost, 1))}"
+        return ""
+
+    def _price(self, cost: PrivacyCost, rounds: int) -> float:
+        """The epsilon of so many rounds alone, at the delta of one study."""
+        budget = self.member.budget
+        assert budget is not None
+        history, accountant = cost.times(rounds), budget.accountant
+        spent = spend(history, budget.delta, adjacency=cost.adjacency, accountant=accountant)
+        return spent.epsilon
 
     def _within_study(self, cost: PrivacyCost, rounds: int) -> int:
         """Find how many rounds the part of epsilon for one study covers.
@@ -91,13 +116,7 @@ class Commitment:
         budget = self.member.budget
         if budget is None:
             return rounds
-
-        def fits(count: int) -> bool:
-            costs, accountant = cost.times(count), budget.accountant
-            spent = spend(costs, budget.delta, adjacency=cost.adjacency, accountant=accountant)
-            return spent.epsilon <= budget.epsilon
-
-        return rounds if fits(rounds) else largest_that_fits(fits, rounds)
+        return largest_that_fits(lambda count: self._price(cost, count) <= budget.epsilon, rounds)
 
     def make(self, ledger: SiteLedger, run: str) -> None:
         """Commit to the plan, once.
@@ -117,8 +136,8 @@ class Commitment:
                 )
                 for observer, cost, _ in self.plans()
             ]
-            refused, problem = ledger.commit(run, plans), "its budget does not cover this study"
-            check(not refused, self._where, problem, "raise the budget", PrivacyRefusal)
+            if ledger.commit(run, plans):
+                raise self._refusal(ledger, "its budget does not cover this study")
         if self.agreement.amplified:
             self._charge_world(ledger, run)
 
@@ -132,9 +151,8 @@ class Commitment:
         paid = ledger.charged(run, Observer.WORLD)
         for round_ in range(self.agreement.first_round, self.agreement.terms.rounds):
             charge = self._charge(Observer.WORLD, round_)
-            good = (round_, charge.account) in paid or not ledger.charge(run, round_, [charge])
-            remedy = "raise it, or plan fewer rounds"
-            check(good, self._where, "its budget ran out", remedy, PrivacyRefusal)
+            if (round_, charge.account) not in paid and ledger.charge(run, round_, [charge]):
+                raise self._refusal(ledger, "its budget ran out")
 
     def charges(self, round_: int) -> list[Charge]:
         """Return what a round, or a release before round one, is charged when it is answered.

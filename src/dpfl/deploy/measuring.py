@@ -164,13 +164,14 @@ class _Measurement:
         most = records + (LARGEST + 1) * grid.step
         good = bool((answer.abs() <= most).all())
         problem = f"exceeds what {records} test records and their noise can give"
-        check(good, f"answer of '{site}'", problem, "send a sum of statistics", PeerError)
+        check(good, "answer", problem, "send a sum of statistics", PeerError)
         return answer
 
     def _noise(self, plan: Plan, site: str) -> float:
         """The noise in a site's answer, as it follows from the budget that it claims."""
-        where, problem = f"site '{site}'", "claims no usable (epsilon, delta)"
-        check(plan.cohort.claims[site].usable, where, problem, "claim what it enforces", PeerError)
+        if not plan.cohort.claims[site].usable:
+            problem = "hold no usable (epsilon, delta)"
+            raise PeerError("claims", problem, "claim what the site enforces")
         who = _claimed(site, plan.cohort.claims[site])
         return answer_noise(self.agreement, self.round, who, len(plan.cohort))
 

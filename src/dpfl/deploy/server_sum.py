@@ -181,7 +181,7 @@ class ServerSum:
 
         def payload(site: str, message: Message) -> bytes:
             problem = f"sent {len(message.payload)} bytes, {size} were agreed"
-            check(len(message.payload) == size, f"site '{site}'", problem, "send those", PeerError)
+            check(len(message.payload) == size, "masked update", problem, "send those", PeerError)
             head = message.header.get("head")
             if isinstance(head, str):
                 signer.sign(sites.run, site, round_, head)
@@ -233,7 +233,7 @@ class ServerSum:
             try:
                 if problem:
                     raise PeerError(site, problem, "see its log")
-                with readable(f"answer of '{site}'"):
+                with readable("answer"):
                     found[site] = read(site, reply.message)
             except DpflError as error:
                 self.problems[site] = problem or str(error)

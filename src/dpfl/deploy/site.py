@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DataError, DpflError, PeerError, PrivacyRefusal
-from dpfl.core.files import write_safely
+from dpfl.core.files import check_private, write_safely
 from dpfl.core.version import __version__
 from dpfl.deploy.bound_site import BoundSite
 from dpfl.deploy.commitment import Commitment
@@ -47,7 +47,6 @@ _DIED = "ended over this message"
 STOPPED = "it takes no further part in this study"
 """What a server is told by every site that has stopped, whatever the reason."""
 
-_OUT_OF_BUDGET = "its budget does not cover another round"
 _CHANGED = "its records are not those that the study was planned for; put back what was there"
 _EARLIER = "it began under an earlier rule for setting test records aside, and cannot go on"
 
@@ -79,9 +78,10 @@ class Site(BoundSite):
         try:
             return self._answer(Request.read(message))
         except (ConfigurationError, PrivacyRefusal, PeerError) as error:
-            self.log(str(error))
+            reason = str(error).removeprefix(f"site '{self.id}': ")  # whoever reads it knows
+            self.log("; ".join((reason, *getattr(error, "__notes__", ()))))
             proof = self.proof(message.header.get("run"))  # what is final must be this site's
-            return refusal(str(error), site=self.id, code=error.exit_code, **proof)
+            return refusal(reason, site=self.id, code=error.exit_code, **proof)
         except UnitsWithdrawn:
             return self._answered(message)
         except Exception as error:
@@ -167,16 +167,13 @@ class Site(BoundSite):
             self.log(f"agreed to {request.terms.rounds} rounds of {what}")
         more = commitment.covers(ledger, run, commitment.agreement.first_round)
         if not more:
-            self.log(f"{study.study.name}: its budget does not cover a round")
+            self._log_budget(ledger, commitment, request)
         return acceptance(self.id, more=more, token=token)
 
     def _train(self, ledger: SiteLedger, request: TrainingRequest) -> Message:
         """Answer one round: check, work, then charge and store the answer before it is sent."""
         run, round_ = request.run, request.round
-        last = ledger.answered(run)
-        stored = last is not None and last.round == round_
-        commitment = None if stored or self._changed(ledger, request) else self.commitment(request)
-        self._check_agreed(ledger, request)
+        last, stored, commitment = self._entered(ledger, request)
         if last is not None and stored:
             return self._answer_again(ledger, request, last)
         if commitment is None:
@@ -189,7 +186,7 @@ class Site(BoundSite):
             return refusal(f"round {round_} is over", site=self.id)
         commitment.check_unchanged(ledger, run)
         if not commitment.covers(ledger, run, round_):
-            self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
+            self._log_budget(ledger, commitment, request)
             return self._stop(request)
         check_download(commitment.agreement, round_, request.payload)
         if part is not None:
@@ -246,10 +243,20 @@ class Site(BoundSite):
             raise UnitsWithdrawn
         packed = pack_private(private)
         if not ledger.charge_and_store(run, round_, charges, payload, packed, stored, units=units):
-            self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
+            self._log_budget(ledger, commitment, request)
             return self._stop(request)
         more = self._goes_on(ledger, commitment, request)
         return self._upload(ledger, request, payload, more=more)
+
+    def _entered(
+        self, ledger: SiteLedger, request: TrainingRequest | SumRequest
+    ) -> tuple[Answered | None, bool, Commitment | None]:
+        """Return the last answer, whether it is to this round, and else the commitment to it."""
+        last = ledger.answered(request.run)
+        stored = last is not None and last.round == request.round
+        commitment = None if stored or self._changed(ledger, request) else self.commitment(request)
+        self._check_agreed(ledger, request)
+        return last, stored, commitment
 
     def _check_agreed(self, ledger: SiteLedger, request: UnderTerms) -> None:
         """Refuse work under other terms than were agreed on, and a ledger that lacks what is
@@ -264,10 +271,7 @@ class Site(BoundSite):
     def _add_up(self, ledger: SiteLedger, request: SumRequest) -> Message:
         """Answer one phase of a secure sum, which by itself releases nothing of the records."""
         run, round_ = request.run, request.round
-        last = ledger.answered(run)
-        stored = last is not None and last.round == round_
-        commitment = None if stored or self._changed(ledger, request) else self.commitment(request)
-        self._check_agreed(ledger, request)
+        _, stored, commitment = self._entered(ledger, request)
         if commitment is None and not stored:
             return self._stop(request)
         agreement = self._agreed(ledger, request) if commitment is None else commitment.agreement
@@ -277,7 +281,7 @@ class Site(BoundSite):
         if commitment is not None and (problem := commitment.unplanned(round_)):
             return refusal(problem, site=self.id)
         if commitment is not None and not commitment.covers(ledger, run, round_):
-            self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
+            self._log_budget(ledger, commitment, request)
             return self._stop(request)
         return acceptance(self.id, round=round_, token=self.token(run), sum=part.answer())
 
@@ -291,6 +295,11 @@ class Site(BoundSite):
     def _stop(self, request: UnderTerms) -> Message:
         """Refuse this round and every later one; why is in the log of the site."""
         return refusal(STOPPED, site=self.id, more=False, token=self.token(request.run))
+
+    def _log_budget(self, ledger: SiteLedger, commitment: Commitment, request: UnderTerms) -> None:
+        """Write down that the budget is used up, with what is left of it."""
+        left = commitment.shortfall(ledger)
+        self.log(f"{request.study.study.name}: its budget does not cover another round ({left})")
 
     def _goes_on(
         self, ledger: SiteLedger, commitment: Commitment, request: TrainingRequest
@@ -333,6 +342,7 @@ def answered(
     """
     try:
         site = Site(folder, records, able=able)
+        check_private(folder)
     except DpflError as error:
         log(folder, str(error))
         reason = "the site's folder cannot be used; its operator must look at it"

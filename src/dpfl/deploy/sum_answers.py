@@ -23,7 +23,7 @@ def read_keys(terms: SumTerms) -> Callable[[str, Any], MemberKeys]:
     def read(site: str, told: Any) -> MemberKeys:
         own = MemberKeys.read(told)
         _own(own.name, site)
-        keys.check_signature(own.identity, own.signature, own.content(terms), f"keys of '{site}'")
+        keys.check_signature(own.identity, own.signature, own.content(terms), "keys")
         return own
 
     return read
@@ -39,7 +39,7 @@ def read_shares(roster: Roster) -> Callable[[str, Any], Shares]:
         holders = {roster.names[one] for one in shares.announcement.holders(roster)} - {site}
         problem = "has not sealed a share for each of its neighbours"
         good = holders == set(shares.sealed)
-        check(good, f"site '{site}'", problem, "use the same version", PeerError)
+        check(good, "shares", problem, "use the same version", PeerError)
         return shares
 
     return read
@@ -65,4 +65,4 @@ def read_revealed(site: str, told: Any) -> dict[str, bytes]:
 
 def _own(name: str, site: str) -> None:
     """Refuse what a site sends in another's name."""
-    check(name == site, f"site '{site}'", f"answers for '{name[:60]}'", "send its own", PeerError)
+    check(name == site, "answer", f"is for '{name[:60]}'", "send its own", PeerError)

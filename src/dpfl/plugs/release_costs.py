@@ -81,6 +81,6 @@ def calibrate_rounds(
 
     place = bisect.bisect_left(_RUNGS, True, key=fits)
     left = "the releases leave nothing of the budget for the rounds"
-    remedy = "give them smaller shares, or raise the budget"
+    remedy = "give them smaller shares"
     check(place < len(_RUNGS), "releases", left, remedy, PrivacyRefusal)
     return rung(_RUNGS[place])
