@@ -1,9 +1,10 @@
-"""For all tests of a deployment: one thread, and a model that is tried once and not with every
+"""For all tests of a deployment: one thread, private folders, and a model that is tried once and not with every
 message.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _folders_are_private() -> Iterator[None]:
+    """Folders that tests make by hand are as those that an init makes."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture(autouse=True)

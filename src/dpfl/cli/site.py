@@ -66,6 +66,7 @@ def init(
     per_study: float | None = o.opt("Epsilon for one study (default: all)."),
     filter_: str = o.opt("How studies add up: renyi, allotments or gaussian.", "renyi", "--filter"),
     trust_server: bool = o.flag("--trust-server", "A budget against the world only."),
+    another_budget: bool = o.flag("--another-budget", "The records have a site already."),
 ) -> None:
     """Make a site: its file, its key, its ledger. Read the file: it decides what is accepted."""
     from dpfl.deploy.credentials import make_site_key
@@ -75,19 +76,24 @@ def init(
     budget = {"epsilon": epsilon, "delta": delta, "per_study": per_study}
     unit = unit or declare_unit(schema)
     observer = "world" if trust_server else "server"
+    records = data.absolute()
+    if records.is_relative_to(folder.absolute()):  # so that they can be moved together
+        records = records.relative_to(folder.absolute())
     values = {
         "site": {"id": name},
-        "data": {"file": str(data.absolute()), "label": label} | targets,
+        "data": {"file": str(records), "label": label} | targets,
         "budget": {**budget, "unit": unit, "filter": filter_, "observer": observer},
         "policy": {"trust_server": trust_server},
         "server": {"address": server},
     }
-    site = LoadedSite.create(folder, values, schema)
+    site = LoadedSite.create(folder, values, schema, another_budget=another_budget)
     public = make_site_key(folder / site.file.server.key)
     count = f"{site.member().shard.examples} training {site.unit}s"
     per = f"epsilon {epsilon:g} at delta {delta:g} per {unit}"
     c.out.print(f"Site '{name}': {count}, {site.targets_text}, {per}")
     c.warn(site.flags())
+    if not site.mark.exists():
+        c.warn([f"{site.mark} cannot be written: a second site on these records is not noticed"])
     c.note(f"Its file: {folder / 'site.toml'} (read it: it decides what the site accepts)")
     c.note(f"Send {public} to the server's operator; put the ca.crt you get into {folder}")
     c.note(f"Then: dpfl site run {folder}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError, PeerError
-from dpfl.core.files import write_safely
+from dpfl.core.files import for_owner_only, write_safely
 from dpfl.core.types import Observer
 from dpfl.datasets.named import load_dataset
 from dpfl.deploy.credentials import CA_CERTIFICATE, make_site_key
@@ -33,6 +33,7 @@ DATA = Path(__file__).with_name("data")
 BUDGETS = {"cleveland": 1.0, "hungarian": 4.0, "va": 8.0}  # epsilons
 
 
+@for_owner_only()
 def write_example(
     folder: Path, *, port: int, rounds: int, method: str | None = None, secure_sum: bool = False
 ) -> None:
@@ -114,6 +115,7 @@ def _csv(features: list[list[float]], labels: list[int]) -> bytes:
     return stream.getvalue().encode()
 
 
+@for_owner_only()
 def run_example(folder: Path) -> list[Path]:
     """Run the server and all sites on this machine; return the folders of the sites.
 

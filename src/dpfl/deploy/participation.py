@@ -22,7 +22,7 @@ from flwr.app import Message as FlowerMessage
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError, DpflError, PeerError
-from dpfl.core.files import hold_folder, parsed, write_safely
+from dpfl.core.files import check_private, for_owner_only, hold_folder, parsed, write_safely
 from dpfl.deploy.fleet import Fleet, NotTaken, ServerAway, StillConnected
 from dpfl.deploy.inbox import Inbox, Unusable
 from dpfl.deploy.messages import (
@@ -58,6 +58,7 @@ IDLE_SECONDS = 600.0  # after which a worker that nobody asks is ended
 EXPIRES_SECONDS = 60.0  # by then the server has forgotten a connection that gives no sign of life
 
 
+@for_owner_only()
 def take_part(folder: Path, tell: Callable[[str], None], *, insecure: bool) -> None:
     """Connect the site in ``folder`` and answer its server, until interrupted or rejected.
 
@@ -66,6 +67,7 @@ def take_part(folder: Path, tell: Callable[[str], None], *, insecure: bool) -> N
     the server rejects the site, or is another one.
     """
     site = SiteFolder(folder)
+    check_private(folder)
     with closing(site.ledger()) as ledger:  # a missing or damaged one is refused before all else
         site.check_receipts(ledger)
     records = site.file.data.file

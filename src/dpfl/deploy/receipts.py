@@ -62,6 +62,16 @@ class Receipt:
             raise PeerError("receipt", problem, "begin another run") from error
 
 
+def signing_key(path: Path) -> Ed25519PrivateKey:
+    """Read the private key in a file; it is made when it is first needed."""
+    if not path.exists():
+        write_safely(path, Ed25519PrivateKey.generate().private_bytes_raw(), secret=True)
+    try:
+        return Ed25519PrivateKey.from_private_bytes(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise FolderError(str(path), f"cannot be used ({error})", "restore it") from error
+
+
 class Countersigner:
     """The server's end: its key, and the last receipt of every site."""
 
@@ -70,11 +80,7 @@ class Countersigner:
         if not path.exists():
             problem, remedy = "is missing, and has signed receipts", "restore it from a backup"
             check(not self._kept.exists(), str(path), problem, remedy, FolderError)
-            write_safely(path, Ed25519PrivateKey.generate().private_bytes_raw(), secret=True)
-        try:
-            self._key = Ed25519PrivateKey.from_private_bytes(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise FolderError(str(path), f"cannot be used ({error})", "restore it") from error
+        self._key = signing_key(path)
         self.last = {receipt.site: receipt for receipt in read_receipts(self._kept)}
 
     @property

@@ -9,8 +9,14 @@ from typing import Self
 from torch import nn
 
 from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError, DataError, FolderError
-from dpfl.core.files import is_there, write_safely
+from dpfl.core.errors import (
+    ConfigurationError,
+    DataError,
+    DpflError,
+    FolderError,
+    PrivacyRefusal,
+)
+from dpfl.core.files import for_owner_only, is_there, write_safely
 from dpfl.core.promise import SUMMED
 from dpfl.core.types import Plain, Unit
 from dpfl.data.building import ClientTable, arrays_of
@@ -23,7 +29,7 @@ from dpfl.deploy.kept_records import Records as Records
 from dpfl.deploy.policy import check_offer
 from dpfl.deploy.site_folder import LEDGER, SiteFolder
 from dpfl.engine.base import Engine
-from dpfl.methods import METHODS
+from dpfl.methods import METHODS, find
 from dpfl.models import check_model
 from dpfl.models.featured import with_features
 from dpfl.privacy.flags import Flag, RaisedFlag
@@ -159,6 +165,9 @@ class LoadedSite(SiteFolder):
             schema = Schema.from_dict(given, f"{where}, [data] schema")
         problem = f"has {len(schema.target)} targets, and sites learn one"
         check(len(schema.target) == 1, f"{where}, [data] schema", problem, "name one column")
+        for method in map(find, self.file.policy.methods or ()):
+            if method.model is not None:  # it can be built without settings
+                method().protecting(schema.unit, single=schema.single)
         budget, unit = self.file.own_budget(), schema.unit
         problem = f"is '{budget and budget.unit}', and the schema protects a {unit}"
         good = budget is None or budget.unit in (unit, Unit.CLIENT)
@@ -166,11 +175,20 @@ class LoadedSite(SiteFolder):
         return schema
 
     @classmethod
-    def create(cls, folder: Path, values: Plain, schema: Path | None = None) -> Self:
+    @for_owner_only()
+    def create(
+        cls,
+        folder: Path,
+        values: Plain,
+        schema: Path | None = None,
+        *,
+        another_budget: bool = False,
+    ) -> Self:
         """Make a new site.
 
         ``values`` are those of its file, ``site.toml``; ``schema`` is a file that is copied into
-        the folder. Where they are wrong, or the records cannot be read, no site is made.
+        the folder. Where they are wrong, or the records cannot be read, no site is made; nor where
+        another site was made for the records, unless they get ``another_budget`` beside that one.
         """
         path, remedy = folder / SITE_FILE, "run it, or name another folder"
         check(not path.exists(), str(folder), "already holds a site", remedy, FolderError)
@@ -185,12 +203,33 @@ class LoadedSite(SiteFolder):
                 write_safely(folder / SCHEMA_FILE, schema.read_bytes())
             site = cls(folder)
             site.member()
+            if file.data.file is not None:
+                site._mark_records(another_budget)
             site.prepare()
         except Exception:
             for one in made:
                 one.unlink(missing_ok=True)
             raise
         return site
+
+    @property
+    def mark(self) -> Path:
+        """The file beside the records that names every folder with a ledger for them."""
+        records = (self.folder / str(self.file.data.file)).resolve()
+        return records.with_name(f"{records.name}.dpfl")
+
+    def _mark_records(self, another_budget: bool) -> None:
+        """Name this folder beside the records, before they have a ledger in it.
+
+        Where the folder of the records is read-only, the site is made without a mark.
+        """
+        folders = self.mark.read_text() if self.mark.exists() else ""
+        if folders and not another_budget:
+            problem = f"have a budget in the ledger of {', '.join(folders.splitlines())} already"
+            remedy = "run that site, or add a budget beside it with --another-budget"
+            raise PrivacyRefusal(str(self.mark.with_suffix("")), problem, remedy)
+        with suppress(DpflError):
+            write_safely(self.mark, f"{folders}{self.folder.absolute()}\n".encode(), secret=True)
 
     def federation(self, task: Task | None = None) -> Federation:
         """Return this site alone, as a federation of one.

@@ -14,6 +14,9 @@
     sent.jsonl      everything that left the site: when, for which study and round, bytes and hash
     receipts.jsonl  the servers' signatures under the entries of the ledger
     models/         the models of studies that have ended, and what they are worth to the site
+
+Other users have no permission on it. Beside the records lies ``RECORDS.dpfl``, which names the
+folder: a second site on the same records would have a budget of its own.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DiskError, DpflError, FolderError, LedgerError, PeerError
-from dpfl.core.files import append_line, write_safely
+from dpfl.core.files import append_line, for_owner_only, write_safely
 from dpfl.core.types import Observer
 from dpfl.deploy.messages import LONGEST, Message, write_header
-from dpfl.deploy.receipts import RECEIPTS, Receipt, check_held, read_receipts
+from dpfl.deploy.receipts import RECEIPTS, Receipt, check_held, read_receipts, signing_key
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.privacy.statement import Statement, statement
@@ -62,6 +65,7 @@ class SiteFolder:
         """The site's name in studies."""
         return self.file.site.id
 
+    @for_owner_only()
     def prepare(self) -> None:
         """Make what a new site lacks: a ledger with its budget, a secret token, an identity."""
         path = self.folder / LEDGER
@@ -75,13 +79,7 @@ class SiteFolder:
 
     def identity(self) -> Ed25519PrivateKey:
         """The key that other sites know this site by; it is made when it is first needed."""
-        path = self.folder / IDENTITY
-        if not path.exists():
-            write_safely(path, Ed25519PrivateKey.generate().private_bytes_raw(), secret=True)
-        try:
-            return Ed25519PrivateKey.from_private_bytes(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise FolderError(str(path), f"cannot be used ({error})", "restore it") from error
+        return signing_key(self.folder / IDENTITY)
 
     @property
     def _filter(self) -> FilterName:
