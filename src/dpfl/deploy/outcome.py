@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DataError, FolderError, PeerError
-from dpfl.core.files import content_of, write_safely
+from dpfl.core.files import write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
