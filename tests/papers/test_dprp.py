@@ -31,10 +31,10 @@ from dpfl import testing
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.core.threads import one_thread
 from dpfl.core.types import Claims, Cohort, Observer, Terms, Unit, Who
 from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
-from dpfl.engine.process import one_thread
 from dpfl.engine.stacked import Stacked
 from dpfl.experiments.power import (
     PowerPlan,

@@ -24,10 +24,10 @@ import dpfl.sim.loop
 from dpfl import testing
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
+from dpfl.core.threads import one_thread
 from dpfl.core.types import Aggregate, Claims, Cohort, Observer, Rows, State, Terms
 from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
-from dpfl.engine.process import one_thread
 from dpfl.engine.stacked import Stacked
 from dpfl.methods.fedceo import LowRankMean, LowRankStack
 from dpfl.models import make_model

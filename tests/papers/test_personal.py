@@ -26,12 +26,12 @@ from dpfl import testing
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.layout import Layout
+from dpfl.core.threads import one_thread
 from dpfl.core.types import Aggregate, ClientSettings, Observer, Phase, Terms
 from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
 from dpfl.engine import make_engine
 from dpfl.engine.base import Job
-from dpfl.engine.process import one_thread
 from dpfl.methods.centaur import HeadThenBody, PersonalHead, SharedBody
 from dpfl.methods.ppsgd import PersonalSum
 from dpfl.models import make_model

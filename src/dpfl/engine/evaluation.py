@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError
 from dpfl.core.layout import Layout
+from dpfl.core.threads import one_thread
 from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
-from dpfl.engine.process import one_thread
 from dpfl.engine.trace import channels_last
 from dpfl.models.checks import in_mode, outputs_of
 from dpfl.models.separation import structure
@@ -144,6 +144,7 @@ class Evaluation:
         remedy = "choose another seed or metric, or a stratified split"
         check(good, "test records", problem, remedy, DataError)
 
+    @one_thread()  # the same numbers on every machine
     def __call__(
         self,
         vector: Tensor,
@@ -199,7 +200,7 @@ class Evaluation:
         if structure(model, self.task, self._inputs) is not None:  # it may keep what it sees here
             model = copy.deepcopy(model)
         run = partial(outputs_of, model, self._layout.unflatten(vector.to(self._device)))
-        with torch.no_grad(), one_thread(), in_mode(model, training=False):
+        with torch.no_grad(), in_mode(model, training=False):
             parts = []
             for part in torch.split(features, _RECORDS_AT_ONCE):
                 batch = channels_last(self._inputs(part.to(self._device)))

@@ -17,8 +17,9 @@ from dpfl.core.grid import LARGEST_SUM, Grid
 from dpfl.core.layout import Block, Layout
 from dpfl.core.phases import Clipping, Phase
 from dpfl.core.random import NoiseAhead, SecretRng
+from dpfl.core.threads import one_thread
 from dpfl.engine.base import Batch, Job, batches_of
-from dpfl.engine.process import check_arithmetic, failures_of, one_thread
+from dpfl.engine.process import check_arithmetic, failures_of
 from dpfl.models.per_record import Plan, apart, plan_for
 from dpfl.numerics.clipping import LARGEST_NORM, clip_factor, layer_factors, squared_norms
 from dpfl.plugs.sampling import PoissonBatches, ShuffledBatches, sampler

@@ -27,12 +27,12 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from dpfl.core.layout import Layout
+from dpfl.core.threads import one_thread
 from dpfl.core.types import Plain
 from dpfl.data.inputs import Inputs
 from dpfl.data.records import Shard
 from dpfl.engine.finish_scores import FinishScores
 from dpfl.engine.full_batches import public_maps
-from dpfl.engine.process import one_thread
 from dpfl.models.checks import in_mode
 from dpfl.models.features import unit
 from dpfl.models.preconditioning import Constant

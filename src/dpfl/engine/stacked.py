@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dpfl.core.grid import WIDTHS
 from dpfl.core.layout import Layout
+from dpfl.core.threads import one_thread
 from dpfl.core.types import Phase
 from dpfl.data.inputs import NUMBERS
 from dpfl.engine.base import Job, clips_records, mixing_of
@@ -23,7 +24,7 @@ from dpfl.engine.ghost_clipping import GhostClipping
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.phase_block import PhaseBlock, plain_sums
 from dpfl.engine.private_stacks import ClippedSums, step_noise
-from dpfl.engine.process import check_arithmetic, failures_of, one_thread
+from dpfl.engine.process import check_arithmetic, failures_of
 from dpfl.engine.row_span import run_row_span
 from dpfl.engine.stacks import Chain, same_at_every_place
 from dpfl.models.separation import FORGETS, WATCHED, structure

@@ -14,6 +14,7 @@ from torch import nn
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DpflError
 from dpfl.core.layout import trainable
+from dpfl.core.threads import one_thread
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.models.outputs import outputs_of as outputs_of
 from dpfl.models.records_apart import nothing_written, try_losses, try_records
@@ -44,6 +45,7 @@ def keeps_statistics(module: nn.Module) -> bool:
     return mixes or bool(getattr(module, "track_running_stats", False))
 
 
+@one_thread()  # trials are small, and processes must not fight over cores
 def check_model(
     model: nn.Module,
     shape: tuple[int, ...],

@@ -13,7 +13,7 @@ import bisect
 import math
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -92,8 +92,7 @@ def _calibrated(
     good = sampler <= bounds.LARGEST_SAMPLER_SHARE * delta
     check(good, "calibrate", problem, remedy, PrivacyRefusal)
     question = [str(name), adjacency, repr(target), repr(delta), plan.to_json()]
-    key = "|".join(["calibrate", _RULES, *question])
-    if (found := _proposed(key)) is not None:
+    if (found := proposed("calibrate", *question)) is not None:
         index = next((i for i in range(_FIRST, _LAST + 1) if rung(i) == found), _LAST + 1)
         if _is_smallest(fine, index, target):
             return rung(index)
@@ -107,7 +106,7 @@ def _calibrated(
         reach = f"the smallest epsilon this plan can reach is {fine(_LAST):.4g}"
         remedy = f"{reach}: allow more, plan fewer steps, or raise delta"
         raise PrivacyRefusal("calibrate", problem, remedy)
-    _propose(key, rung(index))
+    propose(rung(index), "calibrate", *question)
     return rung(index)
 
 
@@ -218,19 +217,25 @@ _TABLE = """CREATE TABLE IF NOT EXISTS results
     (key TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID"""
 
 
-def _proposed(key: str) -> object:
-    """Return the value on disk for ``key``, or None. Anyone may have edited it."""
-    with suppress(sqlite3.Error, OSError), _database() as database:
-        row = database.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
-        return row and row[0]
+def _key(kind: str, question: Sequence[str]) -> str:
+    return "|".join([kind, _RULES, *question])
+
+
+def proposed(kind: str, *question: str) -> float | None:
+    """Return the number on disk for a question of some kind, or None. Anyone may have edited it."""
+    query = "SELECT value FROM results WHERE key = ?"
+    with suppress(sqlite3.Error, OSError, ValueError, TypeError), _database() as database:
+        row = database.execute(query, (_key(kind, question),)).fetchone()
+        return float(row[0]) if row else None
     return None
 
 
-def _propose(key: str, value: float) -> None:
+def propose(value: float, kind: str, *question: str) -> None:
     """Write a proposal for later processes; where that fails, warn and go on.
 
-    The key holds the whole question and the accounting version.
+    It is kept for the whole question and the accounting version.
     """
+    key = _key(kind, question)
     try:
         with _database() as database:
             database.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, value))

@@ -6,7 +6,7 @@ from functools import lru_cache
 from dpfl.core.types import Adjacency
 from dpfl.privacy import accountant as bounds
 from dpfl.privacy.accountant import AccountantName
-from dpfl.privacy.calibrate import LADDER, calibrate
+from dpfl.privacy.calibrate import LADDER, calibrate, propose, proposed
 from dpfl.privacy.events import Event
 
 
@@ -26,9 +26,18 @@ def unsampled_multiplier(
     plan = {"sampling": "none", "adjacency": Adjacency.ZERO_OUT, "accountant": accountant}
     high = calibrate(epsilon, delta, 1.0, 1, numbers=numbers, **plan)  # type: ignore[arg-type]
     low = high / LADDER
+
+    def enough(multiplier: float) -> bool:
+        event = Event(noise_multiplier=multiplier, numbers=numbers)
+        cost = bounds.spend([event], delta, adjacency=Adjacency.ZERO_OUT, accountant=accountant)
+        return cost.epsilon <= epsilon
+
+    question = (str(accountant), repr(epsilon), repr(delta), str(numbers))
+    stored = proposed("unsampled", *question) or math.inf
+    if low < stored <= high and enough(stored) and not enough(stored * (1 - 1e-9)):
+        return stored
     for _ in range(24):
         middle = math.sqrt(low * high)
-        event = Event(noise_multiplier=middle, numbers=numbers)
-        kept = bounds.spend([event], delta, adjacency=Adjacency.ZERO_OUT, accountant=accountant)
-        low, high = (low, middle) if kept.epsilon <= epsilon else (middle, high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    propose(high, "unsampled", *question)
     return high

@@ -5,8 +5,8 @@ happened.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dpfl.core.threads import one_thread
 from dpfl.core.types import State
-from dpfl.engine.process import one_thread
 from dpfl.rounds.aggregate import aggregate
 from dpfl.rounds.arrival import Arrival
 from dpfl.rounds.codec import FRAME_BYTES

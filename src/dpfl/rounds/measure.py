@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import LARGEST_RELEASE, Grid
 from dpfl.core.random import SecretRng
+from dpfl.core.threads import one_thread
 from dpfl.core.types import Downlink, State
-from dpfl.engine.process import one_thread
 from dpfl.engine.trace import channels_last
 from dpfl.models.checks import in_mode, outputs_of
 from dpfl.models.per_record import rows_of

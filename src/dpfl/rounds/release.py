@@ -16,8 +16,8 @@ from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.grid import LARGEST_RELEASE, Grid
 from dpfl.core.random import SecretRng
+from dpfl.core.threads import one_thread
 from dpfl.core.types import Adjacency, Claims, Cohort, Metrics, State
-from dpfl.engine.process import one_thread
 from dpfl.models.checks import in_mode, outputs_of
 from dpfl.models.per_record import rows_of
 from dpfl.models.separation import as_written, mixing

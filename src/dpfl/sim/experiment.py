@@ -14,6 +14,9 @@ from dpfl.sim.loop import Progress, Simulation
 from dpfl.sim.opening import Setup, in_folder
 from dpfl.sim.result import Result, result_of
 
+_REHEARSED: set[tuple[str, Path | None]] = set()
+"""Experiments that this process has planned before, by their digest and where their data lie."""
+
 
 def run_experiment(
     experiment: Experiment,
@@ -66,7 +69,10 @@ def rehearse(experiment: Experiment, data_folder: Path | None = None) -> None:
     included; nothing is written and nothing is charged. ``data_folder`` is where data sets lie that
     do not ship with dpfl.
     """
-    setup_of(experiment, data_folder).rehearse()
+    question = experiment.digest(), data_folder
+    if question not in _REHEARSED:
+        setup_of(experiment, data_folder).rehearse()
+        _REHEARSED.add(question)
 
 
 def setup_of(

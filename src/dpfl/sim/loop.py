@@ -74,7 +74,8 @@ class Simulation:
     the operator's record and results; ``digest`` names the experiment that a checkpoint belongs
     to. ``accounted`` is a metric that is measured on test records within the plan. ``built`` are
     the name and settings of a model that dpfl built. ``flags`` are raised beside those that follow
-    from the run itself. ``tap`` is an adversary between clients and server.
+    from the run itself. ``tap`` is an adversary between clients and server. ``tried`` says that the
+    model was found to fit these records before.
     """
 
     model: nn.Module
@@ -94,12 +95,14 @@ class Simulation:
     built: Plain | None = None
     flags: tuple[RaisedFlag, ...] = ()
     tap: Tap | None = None
+    tried: bool = False
 
     def __post_init__(self) -> None:
         federation, run, task = self.federation, self.run, self.federation.task
         strategy = self.strategy.protecting(federation.unit, single=task.plain)
         shape, wanted = federation.feature_shape, federation.target_shape
-        check_model(self.model, shape, task, federation.inputs, wanted)
+        if not self.tried:
+            check_model(self.model, shape, task, federation.inputs, wanted)
         self.strategy = strategy = strategy.for_model(self.model)
         check(0 <= self.dropout <= 1, "dropout", f"rate = {self.dropout}", "give a probability")
         if run.ledger.filter == "renyi":  # plan with the curve that the ledger will hold it against

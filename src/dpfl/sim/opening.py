@@ -150,7 +150,9 @@ def in_folder(
         name = checkpoint.run if checkpoint else _new_name(place, setup, file)
         own = file.open(resume=resume) if file else Ledger.open(place.ledger, name)
         with closing(own) as ledger:
-            simulation = setup.simulation(name, ledger, folder=place, digest=setup.digest)
+            simulation = setup.simulation(
+                name, ledger, folder=place, digest=setup.digest, tried=not resume
+            )
             if checkpoint is not None:
                 go_on(simulation, checkpoint)
             yield simulation

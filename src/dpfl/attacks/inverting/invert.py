@@ -30,8 +30,8 @@ from dpfl.attacks.inverting.result import InversionCase, InversionResult
 from dpfl.attacks.inverting.similarity import matched, psnr, ssim
 from dpfl.attacks.inverting.victim import Victim
 from dpfl.core.checks import check, one_of, whole_number
+from dpfl.core.threads import one_thread
 from dpfl.core.types import Plain
-from dpfl.engine.process import one_thread
 
 VIEWS = ("row", "cleaned", "sum", "secure sum")
 Progress = Callable[[str, int, int], None]

@@ -34,8 +34,8 @@ from dpfl.attacks.members.targets import ClientTargets, RecordTargets, Targets
 from dpfl.attacks.observation import Observation, observe
 from dpfl.core.checks import check, is_number, whole_number
 from dpfl.core.errors import DataError, did_you_mean
+from dpfl.core.threads import one_thread
 from dpfl.core.types import Observer
-from dpfl.engine.process import one_thread
 from dpfl.sim.loop import Simulation
 from dpfl.sim.opening import Setup, in_memory
 
