@@ -6,14 +6,25 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from dpfl.engine.finish_scores import FinishScores
+from dpfl.privacy.ledger import Ledger
+from dpfl.report.attack_page import Gallery, Section, attack_page, picture
+from dpfl.report.finish_page import finish_page
+from dpfl.report.ledger_page import write_ledger_page
 from dpfl.report.live import LiveServer
+from dpfl.report.page import all_charts, write_report
+from dpfl.report.reading import of_folders
+from dpfl.report.rendering import write_page
 from tests.report.conftest import (
     METHODS,
     Seen,
@@ -61,9 +72,9 @@ def settle(seen: Seen) -> None:
 
 
 def check_silent(seen: Seen, page: Path) -> None:
-    assert [one for one in seen.said if one.startswith(("error", "warning", "pageerror"))] == []
+    assert seen.said == []
     assert seen.dialogs == []
-    assert {url for url in seen.requests if not url.startswith("data:")} == {page.as_uri()}
+    assert [url for url in seen.requests if not url.startswith("data:")] == [page.as_uri()]
 
 
 def check_drawn(seen: Seen, at_least: int) -> None:
@@ -183,6 +194,82 @@ def test_stamps_and_the_experiment_are_on_the_page(run_page: tuple[Seen, Path]) 
     assert sorted(stamps) == sorted(flag["text"] for flag in summary_of(folder)["flags"])
     assert "NOT PRIVATE" in stamps[0]
     assert seen.page.text_content("pre") == (folder / "experiment.toml").read_text()
+
+
+# -- nothing is sent -------------------------------------------------------------------------------
+
+BUTTONS = """() => [...document.querySelectorAll('.modebar-btn')].map(
+    (one) => one.dataset.title + ' ' + one.dataset.attr)"""
+LEAVE = """async () => {
+    const refused = [];
+    document.addEventListener(
+        'securitypolicyviolation', (event) => refused.push(event.effectiveDirective));
+    await fetch('https://example.org/').catch(() => {});
+    new Image().src = 'https://example.org/image.png';
+    const script = document.createElement('script');
+    script.textContent = 'window.ran = true';
+    const form = Object.assign(document.createElement('form'), {action: 'https://example.org/'});
+    const base = Object.assign(document.createElement('base'), {href: 'https://example.org/'});
+    document.body.append(script, form, base);
+    form.submit();
+    await new Promise((done) => setTimeout(done, 200));
+    return [window.ran, [...new Set(refused)].sort()];
+}"""
+
+
+def test_no_figure_offers_to_share_it_and_a_picture_is_made_here(
+    weiavg: Path, look: Look, tmp_path: Path
+) -> None:
+    page = write_report(of_folders([weiavg]), tmp_path / "page.html")
+    seen = look(page)
+    buttons = seen.page.evaluate(BUTTONS)
+    assert buttons and not re.search("share|cloud|send|studio|upload", " ".join(buttons).lower())
+    seen.page.locator(".plot").first.hover()
+    with seen.page.expect_download() as download:
+        seen.page.locator(".modebar-btn[data-title^=Download]").first.click()
+    assert "<svg" in Path(download.value.path()).read_text()
+    check_silent(seen, page)
+
+
+def finish(folder: Path, page: Path) -> None:
+    scores = FinishScores(local=0.5, common=0.7, both=0.8, error=0.01, tested=90, strength=1.0)
+    page.write_text(finish_page("north", folder.name, scores))
+
+
+def attack(folder: Path, page: Path) -> None:
+    pixels = Gallery(headings=("record",), rows=[("north", [picture(torch.rand(1, 4, 4))])])
+    charts = all_charts(of_folders([folder]))
+    write_page(attack_page("t", [Section(title="t", gallery=pixels, charts=charts)]), page)
+
+
+def ledger(folder: Path, page: Path) -> None:
+    with closing(Ledger.open(folder / "ledger.sqlite", read_only=True)) as opened:
+        write_ledger_page(opened, page, "What sites have spent")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder, page: write_report(of_folders([folder]), page),
+        lambda folder, page: write_report(of_folders([folder]), page, public=True),
+        finish,
+        attack,
+        ledger,
+    ],
+    ids=["run", "public", "finish", "attack", "ledger"],
+)
+def test_no_page_can_send_anything_nor_run_a_script_that_it_did_not_come_with(
+    write: Callable[[Path, Path], object], weiavg: Path, look: Look, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    write(weiavg, page)
+    seen = look(page)
+    settle(seen)
+    check_silent(seen, page)
+    for image in seen.page.query_selector_all("img"):
+        assert image.evaluate("(one) => one.naturalWidth") == 4
+    refused = ["base-uri", "connect-src", "form-action", "img-src", "script-src-elem"]
+    assert seen.page.evaluate(LEAVE) == [None, refused]
 
 
 # -- reading it ------------------------------------------------------------------------------------

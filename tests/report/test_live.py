@@ -4,6 +4,7 @@ looks like.
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import shutil
@@ -13,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -87,6 +89,19 @@ def test_only_reading_is_answered_and_only_the_page(weiavg: Path) -> None:
         assert ask(server, "/", method="POST")[0] == 501
         assert ask(server)[0] == 200
     assert times() == before
+
+
+def test_what_is_served_carries_the_policy_of_its_page(weiavg: Path, tmp_path: Path) -> None:
+    for folder in (weiavg, tmp_path):
+        with LiveServer(folder) as server:
+            with urlopen(server.address) as answer:
+                policy = answer.headers["Content-Security-Policy"]
+                assert f'content="{html.escape(policy).replace("&#x27;", "&#39;")}"' in str(
+                    answer.read()
+                )
+            assert ("connect-src 'self'" in policy) == (folder == tmp_path)
+            with urlopen(f"{server.address}news.json") as answer:
+                assert answer.headers["Content-Security-Policy"] == "default-src 'none'"
 
 
 def test_news_follow_the_folder_from_nothing_to_the_end(weiavg: Path, tmp_path: Path) -> None:

@@ -81,7 +81,11 @@ def test_the_page_needs_nothing_from_anywhere(weiavg: Path, tmp_path: Path) -> N
     assert '<link rel="icon" href="data:,">' in body
     head = body.split("<script>")[0]
     assert (
-        "http" not in head and "src=" not in head and "@import" not in head and "url(" not in head
+        "http:" not in head
+        and "https:" not in head
+        and "src=" not in head
+        and "@import" not in head
+        and "url(" not in head
     )
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +14,8 @@ import pytest
 from jinja2 import UndefinedError
 
 from dpfl import report
+from dpfl.report.page import full_page
+from dpfl.report.reading import of_folders
 from dpfl.report.rendering import Page, render, write_page
 
 NAME = "</p><script>alert('1')</script>&amp;"
@@ -42,6 +48,34 @@ def test_parts_are_the_sections_of_the_page_in_order(tmp_path: Path) -> None:
     assert "data-live" not in text.split("<script")[0]
     live = render(page, live="/news.json", version="7")
     assert '<body data-live="/news.json" data-version="7">' in live
+
+
+def directives(text: str) -> dict[str, str]:
+    (policy,) = re.findall('<meta http-equiv="Content-Security-Policy" content="(.*?)">', text)
+    return dict(line.split(" ", 1) for line in html.unescape(policy).split("; "))
+
+
+def test_a_page_lets_its_scripts_run_and_nothing_be_fetched_or_sent(weiavg: Path) -> None:
+    waiting = Page(title="t", template="waiting", values={"said": "yet"}, finished=False)
+    for page in (waiting, full_page(of_folders([weiavg]))):
+        for live in ("", "/news.json"):
+            text = render(page, live=live)
+            scripts = re.findall("<script>(.*?)</script>", text, flags=re.S)
+            assert len(scripts) == 2
+            digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
+            hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
+            policy = directives(text)
+            assert policy.pop("connect-src", None) == (
+                "'self'" if live and not page.finished else None
+            )
+            assert policy == {
+                "default-src": "'none'",
+                "script-src": " ".join(hashes),
+                "style-src": "'unsafe-inline'",
+                "img-src": "data:",
+                "form-action": "'none'",
+                "base-uri": "'none'",
+            }
 
 
 def test_the_package_draws_nothing_before_it_is_asked_to() -> None:

@@ -18,7 +18,7 @@ from typing import Self
 from dpfl.core.errors import FolderError, PeerError
 from dpfl.report.page import full_page, running_page
 from dpfl.report.reading import of_folders, read_run
-from dpfl.report.rendering import Page, render
+from dpfl.report.rendering import Page, content_policy, render
 from dpfl.runs.folder import RunFolder
 
 HOST = "127.0.0.1"
@@ -90,16 +90,20 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(403, "text/plain", "this page is for this machine only\n")
         elif self.path == "/":
             page, version = page_of(self.server.folder)
-            self._send(200, "text/html", render(page, live=NEWS, version=version))
+            html = render(page, live=NEWS, version=version)
+            self._send(200, "text/html", html, content_policy(page, live=NEWS))
         elif self.path == NEWS:
             self._send(200, "application/json", _news(self.server.folder))
         else:
             self._send(404, "text/plain", "there is no such page\n")
 
-    def _send(self, status: int, kind: str, text: str) -> None:
+    def _send(
+        self, status: int, kind: str, text: str, policy: str = "default-src 'none'"
+    ) -> None:
         body = text.encode()
         headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
         headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        headers["Content-Security-Policy"] = policy
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)

@@ -7,11 +7,13 @@ of the page; a part without content is left out. A value that a template needs a
 an error.
 """
 
+import base64
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -63,15 +65,41 @@ def render(page: Page, *, live: str = "", version: str = "") -> str:
     It fetches nothing, except news from the address ``live`` of its own server while the run is
     running; ``version`` names the state that it shows.
     """
-    drawing = plotly_script() if page.charts or live else _NOTHING_TO_DRAW
     template = _environment().get_template("layout.html.j2")
     return template.render(
         page=page,
         css=Markup(asset("page.css")),
-        scripts=[Markup(drawing), Markup(asset("page.js"))],
+        policy=content_policy(page, live=live),
+        scripts=[Markup(script) for script in _scripts(page, live)],
         live="" if page.finished else live,
         version=version,
     )
+
+
+def content_policy(page: Page, *, live: str = "") -> str:
+    """Return the Content-Security-Policy of a page: its scripts run, and nothing is sent.
+
+    Only while a page is ``live`` may it connect to its own server.
+    """
+    digests = [sha256(script.encode()).digest() for script in _scripts(page, live)]
+    hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
+    directives = [
+        "default-src 'none'",
+        f"script-src {' '.join(hashes)}",
+        "style-src 'unsafe-inline'",
+        "img-src data:",
+        "form-action 'none'",
+        "base-uri 'none'",
+    ]
+    if live and not page.finished:
+        directives.append("connect-src 'self'")
+    return "; ".join(directives)
+
+
+def _scripts(page: Page, live: str) -> list[str]:
+    """The scripts of a page, as its template writes them."""
+    drawing = plotly_script() if page.charts or live else _NOTHING_TO_DRAW
+    return [drawing, asset("page.js")]
 
 
 def write_page(page: Page, path: Path) -> Path:

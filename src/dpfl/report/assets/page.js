@@ -2,7 +2,15 @@
 // Draws the figures, sorts and filters tables, and, where the page is live, asks for news.
 const PAPER_WIDTH = 335;  // pixels; two figures side by side on a sheet of A4
 const bar = window.matchMedia("(hover: hover)").matches ? "hover" : false;  // else it would lie on the legend for good
-const settings = { responsive: true, displaylogo: false, displayModeBar: bar, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
+const settings = {
+  responsive: true,
+  displaylogo: false,
+  displayModeBar: bar,
+  modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d", "sendChartToCloud"],
+  showSendToCloud: false,
+  plotlyServerURL: "",
+  toImageButtonOptions: { format: "svg" },  // a PNG would be drawn from an address that the page's policy refuses
+};
 
 function fitted(place, figure) {
   // Legends stand above the lines and take the room their names need.
