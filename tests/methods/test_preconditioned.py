@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -89,7 +90,12 @@ def test_a_comparison_hands_over_neither_model_nor_rounds_nor_clip() -> None:
     assert experiment.method.settings() == {}
 
 
-def test_from_python_rounds_are_planned() -> None:
+@pytest.mark.parametrize(
+    ("method", "rounds"), [(dpfl.preconditioned, 8), (dpfl.preconditioned_sum, 12)]
+)
+def test_from_python_rounds_are_planned_and_the_run_has_a_public_page(
+    method: Callable[[], dpfl.Strategy], rounds: int, tmp_path: Path
+) -> None:
     generator = PublicSeed(0).generator()
     x = torch.randn(600, 5, generator=generator)
     y = (x[:, 0] > 0).long()
@@ -99,9 +105,13 @@ def test_from_python_rounds_are_planned() -> None:
     model = linear_head(make_features("table", (5,)), 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        result = dpfl.train(model, federation, dpfl.preconditioned(), progress=False)
+        result = dpfl.train(model, federation, method(), folder=tmp_path / "run", progress=False)
     assert result.accuracy > 0.85
-    assert result.summary.rounds.planned == 8
+    assert result.summary.rounds.planned == rounds
+    assert f"{rounds} of {rounds} rounds" in dpfl.report(tmp_path / "run").read_text()
+    public = dpfl.report(tmp_path / "run", public=True).read_text()
+    assert result.summary.method in public
+    assert "rounds =" not in public  # planned from the claims of all clients
 
 
 # -- the plan --------------------------------------------------------------------------------------

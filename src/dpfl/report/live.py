@@ -97,9 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(404, "text/plain", "there is no such page\n")
 
-    def _send(
-        self, status: int, kind: str, text: str, policy: str = "default-src 'none'"
-    ) -> None:
+    def _send(self, status: int, kind: str, text: str, policy: str = "default-src 'none'") -> None:
         body = text.encode()
         headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
         headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}

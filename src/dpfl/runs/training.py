@@ -112,8 +112,10 @@ class Training:
 
     def public_values(self) -> Plain:
         """What may be published: the method and the number of rounds."""
-        noise = "seeded" if self.seeded else "system"
-        return {"method": {"name": self.method}, "run": {"rounds": self.rounds, "noise": noise}}
+        run: Plain = {"noise": "seeded" if self.seeded else "system"}
+        if self.rounds is not None:
+            run["rounds"] = self.rounds
+        return {"method": {"name": self.method}, "run": run}
 
     # -- the file ----------------------------------------------------------------------------------
 
