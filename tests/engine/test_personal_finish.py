@@ -74,8 +74,8 @@ def test_a_client_whose_labels_are_permuted_gains_from_its_own_head(model: nn.Mo
     assert scores.common < 0.2
     assert scores.both > 0.75
     assert scores.local > 0.75
-    assert scores.verdict is Verdict.NOTHING
-    assert "Federating buys this site nothing" in scores.sentence
+    assert scores.verdict is Verdict.UNCLEAR
+    assert f"{scores.tested} test records are too few to tell" in scores.sentence
 
 
 def test_a_client_with_12_records_gains_from_the_common_head(model: nn.Module) -> None:
@@ -144,15 +144,54 @@ def test_the_standard_error_is_that_of_a_paired_comparison(model: nn.Module) -> 
     assert scores.error <= math.sqrt(1 / 39)
 
 
-def test_one_record_more_is_not_a_gain() -> None:
-    common = {"tested": 20, "strength": 0.1, "local": 0.90}
-    paired = math.sqrt(0.05 * 0.95 / 19)
-    one = FinishScores(common=0.90, both=0.95, error=paired, **common)
-    assert one.verdict is Verdict.NOTHING
-    assert FinishScores(common=1.0, both=0.90, error=paired, **common).verdict is Verdict.HELPS
-    lower = FinishScores(metric="loss", common=0.5, both=0.7, error=0.1, **common)
+@pytest.mark.parametrize("tested", [4, 20, 500])
+def test_four_records_more_are_no_gain_and_five_are_one(tested: int) -> None:
+    for more in range(1, min(tested, 6) + 1):
+        gain = more / tested
+        error = math.sqrt(gain * (1 - gain) / (tested - 1))  # all that differ do so in one way
+        values = {"error": error, "tested": tested, "strength": 0.1}
+        better = FinishScores(local=0.0, common=gain, both=gain, **values)
+        worse = FinishScores(local=gain, common=0.0, both=0.0, **values)
+        clear = more > 4
+        assert better.verdict is (Verdict.HELPS if clear else Verdict.UNCLEAR)
+        assert worse.verdict is (Verdict.NOTHING if clear else Verdict.UNCLEAR)
+        assert ("are too few to tell" in better.sentence) is not clear
+
+
+def test_of_a_loss_less_is_a_gain() -> None:
+    values = {"metric": "loss", "error": 0.1, "tested": 20, "strength": 0.1}
+    lower = FinishScores(local=0.9, common=0.5, both=0.7, **values)
     assert lower.verdict is Verdict.HELPS
     assert lower.gain == pytest.approx(0.4)
+    assert FinishScores(local=0.5, common=0.9, both=1.0, **values).verdict is Verdict.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("tested", "rates", "helped"),
+    [
+        (20, (0.7, 0.7), (0.0, 0.05)),  # chance: a verdict is wrong once in twenty
+        (200, (0.7, 0.7), (0.0, 0.05)),
+        (200, (0.95, 0.95), (0.0, 0.05)),
+        (200, (0.6, 0.8), (0.95, 1.0)),  # a clear difference is called
+        (200, (0.8, 0.6), (0.0, 0.0)),
+        (20, (0.5, 0.95), (0.8, 1.0)),
+    ],
+)
+def test_a_clear_difference_is_called_and_a_chance_one_is_not(
+    tested: int, rates: tuple[float, float], helped: tuple[float, float]
+) -> None:
+    """Three models of two rates of success, on the same test records."""
+    generator = torch.Generator().manual_seed(1)
+    verdicts = []
+    for _ in range(2000):
+        chances = torch.rand(3, tested, generator=generator)
+        right = (chances < torch.tensor([rates[0], rates[1], rates[1]])[:, None]).double()
+        local, common, both = right.mean(dim=1).tolist()
+        ahead = (right[1] if common > both else right[2]) - right[0]
+        error = float(ahead.std()) / math.sqrt(tested)
+        values = {"local": local, "common": common, "both": both, "error": error}
+        verdicts.append(FinishScores(**values, tested=tested, strength=0.1).verdict)
+    assert helped[0] <= verdicts.count(Verdict.HELPS) / len(verdicts) <= helped[1]
 
 
 # -- who chooses what ------------------------------------------------------------------------------

@@ -75,8 +75,10 @@ def test_seeds_are_paired_and_not_pooled() -> None:
         paired_p_value([0.1, 0.2], [0.1, 0.2, 0.3])
 
 
-def test_differences_without_a_spread_are_certain_or_none_at_all() -> None:
-    assert paired_p_value([0.5, 0.75], [0.25, 0.5]) == 0.0
+def test_the_same_difference_twice_is_no_certainty() -> None:
+    assert paired_p_value([0.5, 0.75], [0.25, 0.5]) == 0.5
+    assert paired_p_value([0.9, 0.8], [0.8, 0.7]) == 0.5  # the same but for rounding
+    assert paired_p_value([0.5] * 8, [0.25] * 8) == 2**-7
     assert paired_p_value([0.5, 0.75], [0.5, 0.75]) == 1.0
 
 

@@ -93,7 +93,8 @@ def test_the_report_has_a_table_with_a_row_for_each_client(run: Path) -> None:
             assert f'data-value="{value}"' in row
         assert str(own.verdict) in row
     assert "What each site gets on its own test records (simulation only)" in page
-    assert re.search(rf"Federating buys nothing for \d of {CLIENTS} sites", page)
+    helped = rf"Federating helps \d of {CLIENTS} sites and buys nothing for \d"
+    assert re.search(f"{helped}, by two standard errors; \\d have too few test records to", page)
     assert "no epsilon covers it" in page
 
 
@@ -104,9 +105,9 @@ def test_the_terminal_has_the_means(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = " ".join(capsys.readouterr().out.split())
     assert re.search(rf"own records alone \d+\.\d % \(mean over {CLIENTS} clients", shown)
     assert re.search(r"common model \d+\.\d %", shown)
-    bought = rf"federating buys nothing for \d of {CLIENTS} clients"
+    helped = rf"federating helps \d of {CLIENTS} clients and buys nothing for \d"
     more = r"-?\d+\.\d ± \d+\.\d more than alone"
-    assert re.search(rf"personal finish \d+\.\d %, {more}; {bought}", shown)
+    assert re.search(rf"personal finish \d+\.\d %, {more} verdict {helped}", shown)
 
 
 def test_other_methods_have_none(tmp_path: Path) -> None:
@@ -136,4 +137,4 @@ def test_a_name_or_note_from_data_is_escaped_in_the_table(run: Path) -> None:
     page = finish_page("<script>alert()</script>", "run", row)
     assert "<script>alert()" not in page
     assert "<b>)" not in page
-    assert "Federating buys this site nothing that 9 test records can show" in page
+    assert "9 test records are too few to tell whether federating helps this site" in page

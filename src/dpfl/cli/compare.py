@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 COMPOSE = "Runs are accounted separately; releases on the same data compose."
 LEGEND = """\
 score: mean ± standard deviation on all clients' test records; gap: distance to the best of those \
-that promise the same; p: paired t-test against it, Holm's adjustment; left: clients whose budget \
-ran out early"""
+that promise the same; p: paired t-test against it, Holm's adjustment; with no p, or one above \
+0.05, seeds are too few to tell a method from the best; left: clients whose budget ran out early"""
 
 
 @o.takes_experiment(o.MANY | o.STORE)

@@ -128,20 +128,19 @@ def show(folder: Path, summary: Summary) -> None:
 
 def _finish(summary: Summary) -> dict[str, str]:
     """What clients get from their own records alone, from the common model and from both."""
-    from dpfl.engine.finish_scores import Verdict, finish_gain, finish_means
+    from dpfl.engine.finish_scores import finish_gain, finish_means, finish_verdicts
 
     if not (finish := summary.finish):
         return {}
     words = summary.scores.words
     local, common, both = map(words.show, finish_means(finish))
     more = " ± ".join(map(words.number, finish_gain(finish)))
-    nothing = sum(one.verdict is Verdict.NOTHING for one in finish.values())
-    bought = f"federating buys nothing for {nothing} of {len(finish)} clients"
     of = "" if len(finish) == summary.clients else f" of {summary.clients}"
     return {
         "own records alone": f"{local}  (mean over {len(finish)}{of} clients, own test records)",
         "common model": common,
-        "personal finish": f"{both}, {more} more than alone; {bought}, within a standard error",
+        "personal finish": f"{both}, {more} more than alone",
+        "verdict": finish_verdicts(finish, "clients"),
     }
 
 

@@ -5,6 +5,7 @@ For a simulation, or for a client's own eyes: no ledger covers these numbers
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,7 +17,7 @@ from dpfl.core.types import Plain
 from dpfl.tasks import MetricWords
 from dpfl.tasks.metrics import find_metric
 
-_ROUNDING = 1e-6  # of metrics: one test record more is a difference of just one standard error
+_ROUNDING = 1e-6  # of metrics: four test records more are a difference of just two standard errors
 
 
 class Verdict(StrEnum):
@@ -24,6 +25,7 @@ class Verdict(StrEnum):
 
     HELPS = "federating helps"
     NOTHING = "federating buys nothing"
+    UNCLEAR = "too few test records to tell"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +56,21 @@ class FinishScores:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the gain is larger than its standard error.
+        """Which way the gain goes, if it is larger than two standard errors.
+
+        The standard error is that of no difference: the gain itself adds to the variance, which is
+        most of it where few records differ.
 
         >>> equal = {"error": 0.02, "tested": 50, "strength": 0.1}
-        >>> str(FinishScores(local=0.8, common=0.7, both=0.81, **equal).verdict)
-        'federating buys nothing'
+        >>> str(FinishScores(local=0.8, common=0.7, both=0.83, **equal).verdict)
+        'too few test records to tell'
+        >>> str(FinishScores(local=0.8, common=0.7, both=0.85, **equal).verdict)
+        'federating helps'
         """
-        return Verdict.HELPS if self.gain > self.error + _ROUNDING else Verdict.NOTHING
+        error = math.hypot(self.error, self.gain / math.sqrt(max(1, self.tested)))
+        if abs(self.gain) <= 2 * error + _ROUNDING:
+            return Verdict.UNCLEAR
+        return Verdict.HELPS if self.gain > 0 else Verdict.NOTHING
 
     @property
     def sentence(self) -> str:
@@ -69,10 +79,13 @@ class FinishScores:
         alone = f"{words} is {show(self.local)} with its own records alone"
         others = f"{show(self.common)} with the common model, {show(self.both)} with both"
         error = f"the standard error of the difference is {show(self.error)}"
-        verdict = "helps this site"
-        if self.verdict is Verdict.NOTHING:
-            verdict = f"buys this site nothing that {self.tested} test records can show"
-        return f"Federating {verdict}: {alone}, {others}; {error}."
+        verdict = {
+            Verdict.HELPS: "Federating helps this site",
+            Verdict.NOTHING: "Federating buys this site nothing",
+            Verdict.UNCLEAR: f"{self.tested} test records are too few to tell whether federating "
+            "helps this site, which takes a difference of two standard errors",
+        }[self.verdict]
+        return f"{verdict}: {alone}, {others}; {error}."
 
     def to_dict(self) -> Plain:
         """Return plain values, as files hold them; infinity is written as a word."""
@@ -97,6 +110,16 @@ def finish_means(finish: Mapping[str, FinishScores]) -> tuple[float, float, floa
     rows = [(one.local, one.common, one.both) for one in finish.values()]
     local, common, both = np.mean(rows, axis=0).tolist()
     return local, common, both
+
+
+def finish_verdicts(finish: Mapping[str, FinishScores], clients: str) -> str:
+    """Say how many get something from federating; ``clients`` is the word for them."""
+    count = Counter(scores.verdict for scores in finish.values())
+    return (
+        f"federating helps {count[Verdict.HELPS]} of {len(finish)} {clients} and buys nothing for "
+        f"{count[Verdict.NOTHING]}, by two standard errors; {count[Verdict.UNCLEAR]} have too few "
+        "test records to tell"
+    )
 
 
 def finish_gain(finish: Mapping[str, FinishScores]) -> tuple[float, float]:

@@ -135,6 +135,8 @@ def remarks(lines: Sequence[Standing]) -> list[str]:
 def paired_p_value(one: Sequence[float], other: Sequence[float]) -> float | None:
     """Two-sided paired t-test of ``one`` and the ``other``; None with fewer than two seeds.
 
+    Differences that are all the same have no spread to test with: the test is that of their signs.
+
     >>> round(paired_p_value([0.9, 0.8, 0.85], [0.7, 0.65, 0.72]), 4)
     0.0165
     >>> paired_p_value([0.9, 0.9], [0.9, 0.9])
@@ -144,8 +146,8 @@ def paired_p_value(one: Sequence[float], other: Sequence[float]) -> float | None
     if len(differences) < 2:
         return None
     spread = statistics.stdev(differences)
-    if spread == 0:
-        return 1.0 if differences[0] == 0 else 0.0
+    if spread < 1e-9:
+        return 1.0 if abs(differences[0]) < 1e-9 else 2.0 ** (1 - len(differences))
     from scipy import stats
 
     t = statistics.mean(differences) / (spread / math.sqrt(len(differences)))

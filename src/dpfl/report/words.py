@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from dpfl.core.promise import colluding
 from dpfl.core.types import Adjacency, Observer, Promise
-from dpfl.engine.finish_scores import FinishScores, Verdict, finish_gain, finish_means
+from dpfl.engine.finish_scores import FinishScores, finish_gain, finish_means, finish_verdicts
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs.result import Summary
@@ -116,13 +116,12 @@ def _rounded_up(factor: float) -> str:
 
 
 def finish_in_words(finish: Mapping[str, FinishScores], clients: int) -> str:
-    """Say what sites get on average, and how many get nothing from federating.
+    """Say what sites get on average, and how many get something from federating.
 
     ``clients`` is how many there are; where ``finish`` has fewer, they are a sample.
     """
     metric = MetricWords(next(iter(finish.values())).metric)
     local, common, both = map(metric.show, finish_means(finish))
-    nothing = sum(one.verdict is Verdict.NOTHING for one in finish.values())
     gain, error = finish_gain(finish)
     more = f"{metric.number(gain)} ± {metric.number(error)} more than alone"
     means = f"{local} with own records alone, {common} with the common model, {both} with both"
@@ -130,9 +129,8 @@ def finish_in_words(finish: Mapping[str, FinishScores], clients: int) -> str:
     sample = (
         f" Shown are {len(finish)} of {clients} sites: {left}." if len(finish) < clients else ""
     )
-    sites = count(len(finish), "site")
-    bought = f"Federating buys nothing for {nothing} of {sites}, within a standard error.{sample}"
-    return f"Mean {metric.words} over sites: {means} ({more}). {bought}"
+    verdicts = finish_verdicts(finish, "sites").replace("federating", "Federating")
+    return f"Mean {metric.words} over sites: {means} ({more}). {verdicts}.{sample}"
 
 
 # -- numbers ---------------------------------------------------------------------------------------
