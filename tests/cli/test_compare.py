@@ -22,8 +22,7 @@ from dpfl.cli import compare as r
 from dpfl.cli.main import run_command
 from dpfl.cli.options import Asked
 from dpfl.experiments import compare as library, pool as compare
-from dpfl.experiments.ranking import standings
-from dpfl.experiments.results import CellResult
+from dpfl.experiments.results import StudyResult
 from dpfl.methods import METHODS, families
 from dpfl.runs.experiment import Experiment
 
@@ -133,12 +132,21 @@ def test_means_spreads_and_p_values_are_those_of_the_runs(compared: dict[str, An
         assert re.search(rf" {behind:.1f} +{re.escape(f'{p:.2g}')} ", lines[label][0]), lines[label]
 
 
+@pytest.mark.parametrize("kind", [str, Path])
+def test_print_shows_what_the_command_shows(compared: dict[str, Any], kind: type[Any]) -> None:
+    result = StudyResult.read(kind(compared["place"] / "two"))
+    printed = " ".join(str(result).split())
+    for block in compared["text"].strip().split("\n\n"):
+        assert " ".join(block.split()) in printed
+    assert "spent: min" in printed
+
+
 def test_there_is_one_table_a_unit_and_references_never_win(compared: dict[str, Any]) -> None:
     text, lines = compared["text"], lines_of(compared["text"])
     assert re.findall(r"Protecting a (\w+): outcome over 3 seed", text) == ["client", "record"]
     client, record = text.split("Protecting a record")
     assert "dp_fed" in client
-    assert "dp_fed" not in record
+    assert "dp_fed" not in record.partition("epsilon: ")[0]
     assert "weiavg" in record
     assert "weiavg" not in client
     assert " alone " in lines["dp_fed"][0]
@@ -175,7 +183,7 @@ def test_everything_fits_80_columns(
                 "bytes_up": 2**30 - 2**19,
             }
             run["bytes_down"] = 2**30 - 2**19
-    r.show_standings(standings([CellResult.from_dict(cell) for cell in cells]))
+    r.show_comparison(StudyResult.from_dict(compared["results"] | {"cells": cells}))
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text

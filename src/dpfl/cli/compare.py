@@ -9,8 +9,7 @@ Sweep, tune and study share what is here: the store with a progress bar, and the
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,15 +21,8 @@ from dpfl.cli.values import seeds_of
 from dpfl.core.checks import check
 
 if TYPE_CHECKING:
-    from dpfl.experiments.ranking import Standing
     from dpfl.experiments.results import StudyResult
     from dpfl.experiments.tuning import RunStore
-
-COMPOSE = "Runs are accounted separately; releases on the same data compose."
-LEGEND = """\
-score: mean ± standard deviation on all clients' test records; gap: distance to the best of those \
-that promise the same; p: paired t-test against it, Holm's adjustment; with no p, or one above \
-0.05, seeds are too few to tell a method from the best; left: clients whose budget ran out early"""
 
 
 @o.takes_experiment(o.MANY | o.STORE)
@@ -51,7 +43,6 @@ def compare(
     --clip 1 --methods fedavg_dp,weiavg,robust_hdp
     """
     from dpfl.experiments import compare as library
-    from dpfl.experiments.ranking import standings
     from dpfl.experiments.results import StudyResult
     from dpfl.methods import with_baselines
 
@@ -67,7 +58,7 @@ def compare(
         check(name in settings, "--tuned", f"{tuned} does not hold '{name}'", remedy)
     with open_store(asked, "compare") as store:
         result = library.compare(values, names, seeds=numbers, settings=settings, store=store)
-    finish(result, asked, "compare", lambda found: show_standings(standings(found.cells)))
+    finish(result, asked, "compare", show_comparison)
 
 
 @contextmanager
@@ -112,67 +103,21 @@ def finish(
     return folder
 
 
-def show_standings(lines: Sequence[Standing]) -> None:
-    """Print outcome and privacy, one pair of tables per unit; methods of different units are never
-    ranked together.
-    """
-    from dpfl.experiments.ranking import grouped, remarks
+def show_comparison(result: StudyResult) -> None:
+    """Print the tables of a comparison, and the flags that void a promise, with their methods."""
+    from dpfl.experiments.tables import comparison_tables
 
-    for unit, mine in grouped(lines).items():
-        headings = ("method", mine[0].words.title, "gap", "p", "left", "up", "down")
-        title = f"Protecting a {unit}: outcome over {len(mine[0].runs)} seed(s)"
-        c.print_table(headings, map(_outcome, mine), title=title)
+    tables, notes = comparison_tables(result)
+    for table in tables:
+        c.print_table(table.headings, table.rows, title=table.title)
         c.out.print()
-        headings = ("method", "spent: min", "median", "max", "budget: min", "median", "max")
-        title = "Epsilon over clients (averaged over seeds)"
-        c.print_table(headings, map(_privacy, mine), title=title)
-        protecting = [one for one in mine if one.runs[0].protects and one.runs[0].epsilon]
-        meanings = sorted(set(map(_meaning, protecting)))
-        c.print_lines(*meanings, LEGEND, *remarks(mine), COMPOSE, "")
+    c.print_lines(*notes, "")
     raised: dict[str, list[str]] = {}
-    for one in lines:
-        for flag in one.runs[0].flags:
+    for cell in result.cells:
+        for flag in cell.runs[0].flags:
             if flag.flag.voids_privacy or flag.flag.reference:
-                raised.setdefault(str(flag), []).append(one.label)
+                raised.setdefault(str(flag), []).append(cell.label)
     c.warn(f"{flag} [{', '.join(dict.fromkeys(who))}]" for flag, who in sorted(raised.items()))
-
-
-def _outcome(one: Standing) -> list[str]:
-    """The outcome of one method, as cells of a table."""
-
-    def mean(name: str) -> float:
-        return statistics.mean(float(getattr(run, name)) for run in one.runs)
-
-    kinds = {"reference": one.reference, "best": one.best, "alone": one.alone}
-    gap = "-" if one.gap is None else one.words.number(one.gap)
-    return [
-        one.label,
-        one.words.spread(one.values),
-        next((kind for kind, holds in kinds.items() if holds), gap),
-        c.number_text(one.p_value, ".2g"),
-        f"{mean('clients_left'):g}/{one.runs[0].clients}",
-        c.bytes_text(mean("bytes_up")),
-        c.bytes_text(mean("bytes_down")),
-    ]
-
-
-def _privacy(one: Standing) -> list[str]:
-    """What clients spent with one method, beside their budgets: means over seeds of smallest,
-    median and largest, as cells of a table.
-    """
-    cells = [one.label]
-    for name in ("spent", "budget"):
-        spreads = [getattr(run.epsilon, name, None) for run in one.runs]
-        columns = zip(*(vars(spread).values() for spread in spreads if spread), strict=True)
-        cells += [c.epsilon_text(statistics.mean(own)) for own in columns] or c.format_spread(None)
-    return cells
-
-
-def _meaning(one: Standing) -> str:
-    """What the epsilons of a method are about."""
-    epsilon = one.runs[0].epsilon
-    by = f", by {', '.join(epsilon.accountants)}" if epsilon and epsilon.accountants else ""
-    return f"epsilon: {one.promise}{by}; rounded up"
 
 
 def field_names(case: Iterable[str]) -> list[str]:

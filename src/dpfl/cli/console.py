@@ -162,7 +162,7 @@ def bytes_text(count: float) -> str:
     >>> bytes_text(1536)
     '1.5 KiB'
     """
-    from dpfl.report.words import size
+    from dpfl.runs.display import size
 
     return size(count)
 

@@ -178,7 +178,7 @@ class StudyResult:
 
     ::
 
-        result = StudyResult.read(Path("runs/compare-1"))
+        result = StudyResult.read("runs/compare-1")
         print(result.cells[0].label, result.cells[0].runs[0].accuracy)
     """
 
@@ -234,9 +234,11 @@ class StudyResult:
         write_safely(path, (json.dumps(self.to_dict(), indent=1) + "\n").encode())
 
     @classmethod
-    def read(cls, path: Path, remedy: str = "name the folder of a comparison") -> StudyResult:
+    def read(cls, path: Path | str, remedy: str = "name the folder of a comparison") -> StudyResult:
         """Read a results file (``path``, or in that folder); ``remedy`` is advice without one."""
-        place = path / "results.json" if path.is_dir() else path
+        place = Path(path)
+        if place.is_dir():
+            place /= "results.json"
         try:
             values = parsed(place.read_text())
             good = isinstance(values, dict) and values.get("format") == RESULTS_FORMAT

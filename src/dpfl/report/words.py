@@ -13,6 +13,7 @@ from dpfl.core.types import Adjacency, Observer, Promise
 from dpfl.engine.finish_scores import FinishScores, finish_gain, finish_means, finish_verdicts
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import Flag, RaisedFlag
+from dpfl.runs.display import size as size
 from dpfl.runs.result import Summary
 from dpfl.tasks import MetricWords
 
@@ -143,18 +144,6 @@ def count(number: int, one: str, many: str = "") -> str:
     ('1 round', '3 studies')
     """
     return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-def size(number: float) -> str:
-    """Bytes in a unit that people read.
-
-    >>> size(512), size(3 * 2**20)
-    ('512 B', '3.0 MiB')
-    """
-    if number < 1024:
-        return f"{number:.0f} B"
-    power = min(3, math.floor(math.log(number, 1024) + 1e-9))
-    return f"{number / 1024**power:.1f} {' KMG'[power]}iB"
 
 
 def duration(seconds: float) -> str:

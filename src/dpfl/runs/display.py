@@ -1,7 +1,8 @@
-"""How results show themselves in notebooks: figures and pandas frames."""
+"""How results show themselves: sizes in words, figures and pandas frames in notebooks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,18 @@ Lines = Mapping[str, Mapping[int, float]]
 """Lines by name, each a value for every x."""
 
 MOST_LABELLED = 8  # lines that a legend names
+
+
+def size(number: float) -> str:
+    """Bytes in a unit that people read.
+
+    >>> size(512), size(3 * 2**20)
+    ('512 B', '3.0 MiB')
+    """
+    if number < 1024:
+        return f"{number:.0f} B"
+    power = min(3, math.floor(math.log(number, 1024) + 1e-9))
+    return f"{number / 1024**power:.1f} {' KMG'[power]}iB"
 
 
 def frame_of(rows: Sequence[Plain], index: str | None = None) -> Any:
