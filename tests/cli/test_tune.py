@@ -170,6 +170,23 @@ def test_compare_takes_what_was_tuned(tuned: dict[str, Any]) -> None:
     assert "does not hold 'minimum'" in err
 
 
+def test_baselines_are_beside_tuned_methods_tuned_where_the_search_holds_them() -> None:
+    searched = ["--methods", "weiavg,local_only", "--out", "t"]
+    assert spoken("tune", *FULL, "--over", "method.lr=0.01,0.02", *searched)[0] == 0
+    alone = ["--methods", "weiavg", "--baselines", "--seeds", "1", "--tuned", "t"]
+    code, out, err = spoken("compare", *FULL, *alone, "--json")
+    assert code == 0, err
+    assert "not tuned: the baseline 'pooled_dp' runs as the experiment has it" in err
+    assert "'local_only'" not in err
+    rates = {}
+    for cell in json.loads(out)["cells"]:
+        ran = Experiment.from_file(Path("runs/kept", cell["runs"][0]["folder"], "experiment.toml"))
+        rates[cell["label"]] = ran.method.settings()["lr"]
+    assert list(rates) == ["weiavg", "local_only", "pooled_dp"]
+    assert rates["local_only"] in (0.01, 0.02)
+    assert rates["pooled_dp"] not in (0.01, 0.02)
+
+
 def test_a_clip_that_was_tuned_need_not_be_given_again(tuned: dict[str, Any]) -> None:
     without = [
         *FEDERATION,
@@ -181,6 +198,9 @@ def test_a_clip_that_was_tuned_need_not_be_given_again(tuned: dict[str, Any]) ->
     tuned_at = ["--methods", "weiavg", "--seeds", "1", "--tuned", str(tuned["place"] / "t")]
     code, _, err = spoken("compare", *without, *tuned_at)
     assert code == 0, err
+    code, _, err = spoken("compare", *without, *tuned_at, "--baselines")
+    assert code == 2  # baselines that were not tuned have none
+    assert "clip" in err.splitlines()[-1]
 
 
 def test_results_of_a_comparison_are_no_tuning() -> None:

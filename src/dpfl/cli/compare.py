@@ -44,7 +44,7 @@ def compare(
     """
     from dpfl.experiments import compare as library
     from dpfl.experiments.results import StudyResult
-    from dpfl.methods import with_baselines
+    from dpfl.methods import find, with_baselines
 
     values, settings = asked.values(), {}
     if tuned is not None:
@@ -52,10 +52,13 @@ def compare(
         check(bool(searched.tuning), "--tuned", f"{tuned} holds no search", remedy)
         settings = searched.settings()
     names, numbers = asked.method_names(values, settings), seeds_of(seeds)
-    names = with_baselines(names) if baselines and tuned is None else names
+    names = with_baselines(names) if baselines else names
     for name in names if tuned else ():
-        remedy = "tune it as well, or leave it out"
-        check(name in settings, "--tuned", f"{tuned} does not hold '{name}'", remedy)
+        if name in settings:
+            continue
+        problem, remedy = f"{tuned} does not hold '{name}'", "tune it as well, or leave it out"
+        check(find(name).baseline, "--tuned", problem, remedy)
+        c.note(f"not tuned: the baseline '{name}' runs as the experiment has it")
     with open_store(asked, "compare") as store:
         result = library.compare(values, names, seeds=numbers, settings=settings, store=store)
     finish(result, asked, "compare", show_comparison)
