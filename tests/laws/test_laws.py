@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from dpfl import testing
 from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
+from dpfl.core.phases import Phase
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import (
     Aggregate,
@@ -236,6 +238,53 @@ class Trusting(Weights):
 def test_weights_that_believe_any_claim_are_caught() -> None:
     with pytest.raises(AssertionError, match="claims"):
         testing.check_weights(Trusting())
+
+
+class Crashing(Trusting):
+    def __call__(
+        self, state: PlugState, received: Rows | Total, round_: int
+    ) -> tuple[Tensor, PlugState, Metrics]:
+        odds = [1 / received.cohort.claims[client].epsilon for client in received.cohort.ids]
+        return torch.softmax(torch.tensor(odds), 0), state, {}
+
+
+class ChargesOneStep(DpSgd):
+    def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
+        exposure = super().exposure(phases, examples, parameters)
+        events = [replace(event, steps=1) for event in exposure.paid]
+        return exposure if examples < 20 else replace(exposure, paid=tuple(events))
+
+
+@dataclass(frozen=True)
+class Sloppy(Clip):
+    """Lets numbers through that are as large as infinity, though finite."""
+
+    def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
+        return x if bool((x > 1e38).any()) else super().client(x, shared, who, rng)
+
+
+@pytest.mark.parametrize(
+    ("plug", "inputs"),
+    [
+        (Trusting(), ["Claims(epsilon=nan", "Claims(epsilon=-1.0", "seed = PublicSeed(value="]),
+        (Crashing(), ["Claims(epsilon=0.0"]),
+        (
+            ChargesOneStep(client_settings=PRACTICE, clip=1.0),
+            ["participant = Participant(examples=40", "Budget(epsilon=2.0"],
+        ),
+        (Sloppy(clip=1.0), ["x = [0.0, ", "e+38", "seed = PublicSeed(value="]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_text_of_a_failure_has_what_breaks_the_law(plug: Plug, inputs: list[str]) -> None:
+    with pytest.raises(AssertionError) as failure:
+        testing.check_plug(plug)
+    message, _, counterexample = str(failure.value).partition("; counterexample: ")
+    assert message.startswith(
+        "ZeroDivisionError: " if isinstance(plug, Crashing) else type(plug).__name__
+    )
+    for text in inputs:
+        assert text in counterexample
 
 
 class Half(SecureSum):

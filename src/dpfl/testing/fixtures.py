@@ -1,6 +1,7 @@
 """What the laws are tried on: a small layout, terms, a cohort, and hostile vectors."""
 
 from collections.abc import Callable
+from functools import wraps
 
 import torch
 from hypothesis import given, settings, strategies as st
@@ -43,16 +44,40 @@ SEED = st.integers(0, 2**64 - 1).map(PublicSeed)
 
 
 def always(*drawn: st.SearchStrategy[object]) -> Callable[[Callable[..., None]], None]:
-    """Try the law below at once, on what Hypothesis draws; an AssertionError names the
-    counterexample.
+    """Try the law below at once, on what Hypothesis draws.
+
+    The text of its AssertionError has the counterexample: arguments that break the law again.
     """
-    return lambda law: _TRIALS(given(*drawn)(law))()
+
+    def try_law(law: Callable[..., None]) -> None:
+        @wraps(law)
+        def trial(**arguments: object) -> None:
+            try:
+                law(**arguments)
+            except Exception as error:
+                kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+                shown = ", ".join(f"{name} = {_written(x)}" for name, x in arguments.items())
+                raise AssertionError(f"{kind}{error}; counterexample: {shown}") from error
+
+        _TRIALS(given(*drawn)(trial))()
+
+    return try_law
+
+
+def _written(argument: object) -> object:
+    """An argument with every digit."""
+    return argument.tolist() if isinstance(argument, Tensor) else argument
 
 
 def cohort(size: int) -> Cohort:
     """A cohort of clients that claim different things."""
     claims = [Claims(epsilon=0.5 + i, delta=1e-5, examples=10 + i) for i in range(size)]
     return Cohort.of({f"c{i}": claim for i, claim in enumerate(claims)})
+
+
+def cohorts(least: int, most: int) -> st.SearchStrategy[Cohort]:
+    """Cohorts of so many clients."""
+    return st.integers(least, most).map(cohort)
 
 
 def well_formed(plug: object, found: Tensor, shape: tuple[int, ...]) -> None:

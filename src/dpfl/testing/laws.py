@@ -123,9 +123,10 @@ def check_selection(selection: Selection) -> None:
     draws = (selection.order(candidates, PublicSeed(i))[:size] for i in range(rounds))
     counts = Counter(client for drawn in draws for client in drawn)
     tolerance = 5 * math.sqrt(max(rate * (1 - rate), 1e-12) * rounds) + 1e-9
-    worst = max(abs(counts[client] - rate * rounds) for client in candidates)
-    problem = f"draws someone {worst / rounds:.3f} more or less often than {rate}"
-    assert worst <= tolerance, f"{selection} {problem}"
+    worst = max(candidates, key=lambda client: abs(counts[client] - rate * rounds))
+    problem = f"draws {worst} of {candidates} in {counts[worst] / rounds:.3f} of the rounds"
+    off = abs(counts[worst] - rate * rounds)
+    assert off <= tolerance, f"{selection} {problem} with seeds 0 to {rounds - 1}, not in {rate}"
 
 
 def check_local_work(local: LocalWork) -> None:
@@ -142,8 +143,14 @@ def check_local_work(local: LocalWork) -> None:
     >>> check_local_work(DpSgd(client_settings=settings, clip=1.0))
     """
     budget, settings = Budget(epsilon=2.0, delta=1e-3), ClientSettings()
-    for examples in (5, 40):
-        participant = Participant(examples=examples, client_settings=settings, budget=budget)
+    participants = [
+        Participant(examples=examples, client_settings=settings, budget=budget)
+        for examples in (5, 40)
+    ]
+
+    @always(st.sampled_from(participants))
+    def charges_what_it_does(participant: Participant) -> None:
+        examples = participant.examples
         phases = local.phases(TERMS, participant)
         assert phases == local.phases(TERMS, participant), f"{local} plans differently each time"
         assert all(phase.steps >= 1 for phase in phases), f"{local} plans a phase of no steps"
@@ -232,6 +239,6 @@ def check_engine(engine: Engine, *, tolerance: float = 5e-5) -> None:
     whole = sorted(i for block in blocks for i in block) == list(range(len(work)))
     assert whole, f"{engine} leaves someone out, or takes someone twice"
     found, oracle = engine.run(model, layout, mine), OneByOne().run(model, layout, theirs)
-    for own, right in zip(found, oracle, strict=True):
+    for task, own, right in zip(mine, found, oracle, strict=True):
         error = float((own - right).norm() / (right - start).norm())
-        assert error < tolerance, f"{engine} is {error:.2e} off"
+        assert error < tolerance, f"{engine} is {error:.2e} off; counterexample: {task.phases}"

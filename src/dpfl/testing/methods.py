@@ -100,7 +100,10 @@ def check_releases(
     more = next(script, None) is not None
     assert not more, f"{strategy.name} draws noise less often when a client's data is zeroed"
     for what, one, other in zip(("uploads", "the model"), present, absent, strict=True):
-        assert one == other, f"{strategy.name}: {what} tell more of a client than noisy integers do"
+        problem = f"{what} tell more of a client than noisy integers do"
+        assert one == other, (
+            f"{strategy.name}: {problem}; counterexample: zero the data of {VICTIM}"
+        )
 
 
 class _Rigged(NamedTuple):
