@@ -183,7 +183,7 @@ def test_everything_fits_80_columns(
                 "bytes_up": 2**30 - 2**19,
             }
             run["bytes_down"] = 2**30 - 2**19
-    r.show_comparison(StudyResult.from_dict(compared["results"] | {"cells": cells}))
+    r.show_tables(StudyResult.from_dict(compared["results"] | {"cells": cells}))
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text

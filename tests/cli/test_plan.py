@@ -191,7 +191,7 @@ def test_time_is_estimated_on_made_up_records_or_not_at_all(
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(3.21, "3.2 s"), (89.9, "89.9 s"), (120.0, "2 min"), (5000.0, "83 min"), (7200.0, "2.0 h")],
+    [(3.21, "3.2 s"), (89.9, "90 s"), (120.0, "2 min"), (5000.0, "83 min"), (7200.0, "2.0 h")],
 )
 def test_time_is_told_in_words(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seconds: float, shown: str

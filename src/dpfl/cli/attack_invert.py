@@ -62,7 +62,7 @@ def invert(
             names,
             how,
             data_folder=asked.data,
-            announce=lambda seconds: c.note(f"at most about {c.time_text(seconds)}"),
+            announce=lambda seconds: c.note(f"at most about {c.duration(seconds)}"),
             progress=lambda stage, done, total: update(completed=done, total=total, note=stage),
         )
     finish(
@@ -111,7 +111,7 @@ def show_inversion(found: InversionResult) -> None:
             case.method,
             case.view,
             case.algorithm,
-            c.epsilon_text("infinite" if math.isinf(case.epsilon) else case.epsilon, 2),
+            c.epsilon_text(case.epsilon, 2),
             f"{case.mean_psnr:.1f}",
             c.number_text(case.mean_ssim, ".2f"),
             f"{100 * case.labels_right:.0f} %",

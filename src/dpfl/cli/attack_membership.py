@@ -58,8 +58,8 @@ def membership(
             update(completed=done, note="attacking")
             if done == 2:  # the first one also loads and plans
                 each = seconds - ended[-1]
-                left = f"about {c.time_text(each * (total - done))} for the other {total - done}"
-                c.note(f"One run takes {c.time_text(each)}: {left} runs.")
+                left = f"about {c.duration(each * (total - done))} for the other {total - done}"
+                c.note(f"One run takes {c.duration(each)}: {left} runs.")
             ended.append(seconds)
 
         result = attack(

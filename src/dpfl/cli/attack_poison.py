@@ -80,7 +80,7 @@ class _Pace:
             self._first, self._began = note, time.monotonic()
         if note != self._first and not self._said:
             left = (time.monotonic() - self._began) / max(1, done - 1) * (total - done)
-            c.note(f"about {c.time_text(left)} left, at the pace of the first run")
+            c.note(f"about {c.duration(left)} left, at the pace of the first run")
             self._said = True
         self._update(completed=done, total=total, note=note)
 

@@ -74,7 +74,7 @@ def audit(
     )
     make = _between_sites() if sites else games
     seconds = estimate(names, how, controls, make)
-    c.note(f"about {c.time_text(seconds)}, by one run of each game")
+    c.note(f"about {c.duration(seconds)}, by one run of each game")
     stop = c.interruptible(out or Path("runs"), lambda: "run it again: audits are not resumed")
     with stop, c.progress_bar("audit", "", None, quiet) as update:
         found = run(

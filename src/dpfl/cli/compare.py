@@ -56,12 +56,12 @@ def compare(
     for name in names if tuned else ():
         if name in settings:
             continue
-        problem, remedy = f"{tuned} does not hold '{name}'", "tune it as well, or leave it out"
-        check(find(name).baseline, "--tuned", problem, remedy)
+        remedy = "tune it as well, or leave it out"
+        check(find(name).baseline, "--tuned", f"{tuned} does not hold '{name}'", remedy)
         c.note(f"not tuned: the baseline '{name}' runs as the experiment has it")
     with open_store(asked, "compare") as store:
         result = library.compare(values, names, seeds=numbers, settings=settings, store=store)
-    finish(result, asked, "compare", show_comparison)
+    finish(result, asked, "compare", show_tables)
 
 
 @contextmanager
@@ -106,21 +106,16 @@ def finish(
     return folder
 
 
-def show_comparison(result: StudyResult) -> None:
-    """Print the tables of a comparison, and the flags that void a promise, with their methods."""
-    from dpfl.experiments.tables import comparison_tables
+def show_tables(result: StudyResult) -> None:
+    """Print the tables of a comparison or a search, and the flags of its runs."""
+    from dpfl.experiments.tables import raised_flags, study_tables
 
-    tables, notes = comparison_tables(result)
+    tables, notes = study_tables(result)
     for table in tables:
-        c.print_table(table.headings, table.rows, title=table.title)
+        c.print_table(table.headings, table.rows, left=table.words, title=table.title)
         c.out.print()
     c.print_lines(*notes, "")
-    raised: dict[str, list[str]] = {}
-    for cell in result.cells:
-        for flag in cell.runs[0].flags:
-            if flag.flag.voids_privacy or flag.flag.reference:
-                raised.setdefault(str(flag), []).append(cell.label)
-    c.warn(f"{flag} [{', '.join(dict.fromkeys(who))}]" for flag, who in sorted(raised.items()))
+    c.warn(raised_flags(result))
 
 
 def field_names(case: Iterable[str]) -> list[str]:

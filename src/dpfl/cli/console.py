@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpfl.core.errors import Interrupted
+from dpfl.runs.display import duration as duration, size as size
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
@@ -154,32 +155,3 @@ def epsilon_text(value: Any, digits: int = 3) -> str:
 def format_spread(spread: Spread | None) -> list[str]:
     """Show smallest, median and largest, rounded up."""
     return [epsilon_text(value) for value in vars(spread).values()] if spread else ["-"] * 3
-
-
-def bytes_text(count: float) -> str:
-    """Show bytes in binary units.
-
-    >>> bytes_text(1536)
-    '1.5 KiB'
-    """
-    from dpfl.runs.display import size
-
-    return size(count)
-
-
-def traffic_text(up: float, down: float) -> str:
-    """Show the bytes of uploads and of downloads."""
-    return f"{bytes_text(up)} / {bytes_text(down)}"
-
-
-def time_text(seconds: float | None) -> str:
-    """Show a time in the unit that suits it.
-
-    >>> time_text(3.21), time_text(5000), time_text(7200)
-    ('3.2 s', '83 min', '2.0 h')
-    """
-    if seconds is None:
-        return "-"
-    if seconds < 90:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

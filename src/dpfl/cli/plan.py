@@ -69,7 +69,7 @@ def show_description(described: Description) -> None:
     size = f"{described.rounds} rounds, {len(described.clients)} clients"
     cohort = f"about {described.cohort:g} a round"
     c.out.print(f"{size}, {cohort}, {described.participations} planned participations each")
-    up, down = c.bytes_text(described.bytes_up), c.bytes_text(described.bytes_down)
+    up, down = c.size(described.bytes_up), c.size(described.bytes_down)
     c.out.print(f"{described.parameters} parameters; per client and round {up} up, {down} down")
     for name, reason in described.slow_layers.items():
         layer = f"layer '{name}'" if name else "the model itself"
@@ -163,9 +163,9 @@ def _row(one: MethodPlan) -> list[str]:
         one.method,
         c.number_text(described.forecast.noise_to_signal, ".3g"),
         *(c.epsilon_text(planned.spread.largest) for planned in described.epsilon.values()),
-        c.bytes_text(described.bytes_up * described.cohort),
-        c.bytes_text(described.bytes_down * described.cohort),
-        c.time_text(one.seconds),
+        c.size(described.bytes_up * described.cohort),
+        c.size(described.bytes_down * described.cohort),
+        "-" if one.seconds is None else c.duration(one.seconds),
     ]
 
 

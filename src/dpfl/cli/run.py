@@ -101,6 +101,8 @@ def _interrupted(asked: o.Asked, folder: Path) -> tuple[Path, Experiment]:
 
 def show(folder: Path, summary: Summary) -> None:
     """Print the result of a run, its flags first."""
+    from dpfl.report.words import finish_in_words
+
     c.warn(summary.flags)
     rounds, left, epsilon = summary.rounds, summary.clients_left, summary.epsilon
     scores = summary.scores
@@ -111,10 +113,10 @@ def show(folder: Path, summary: Summary) -> None:
         f"test {scores.words.words}": f"{scores.words.show(scores.value)} ({summary.tested})",
         "... over clients": scores.over_clients(),
         "other metrics": scores.other_metrics(),
-        **_finish(summary),
+        "own test records": finish_in_words(summary.finish, summary.clients),
         "rounds": f"{rounds.done} of {rounds.planned}{early}",
         "budget ran out": f"{len(left)} of {summary.clients} clients{named}",
-        "bytes up / down": c.traffic_text(summary.bytes_up, summary.bytes_down),
+        "bytes up / down": f"{c.size(summary.bytes_up)} / {c.size(summary.bytes_down)}",
     }
     for name in ("spent", "budget"):
         spread = c.format_spread(getattr(epsilon, name, None))
@@ -124,24 +126,6 @@ def show(folder: Path, summary: Summary) -> None:
     c.print_facts({name: fact for name, fact in facts.items() if fact})
     show_statements(summary.statements, {summary.promise.observer: summary.promise.adversary})
     c.note_files({"Results": folder, "Report": folder / "report.html"})
-
-
-def _finish(summary: Summary) -> dict[str, str]:
-    """What clients get from their own records alone, from the common model and from both."""
-    from dpfl.engine.finish_scores import finish_gain, finish_means, finish_verdicts
-
-    if not (finish := summary.finish):
-        return {}
-    words = summary.scores.words
-    local, common, both = map(words.show, finish_means(finish))
-    more = " ± ".join(map(words.number, finish_gain(finish)))
-    of = "" if len(finish) == summary.clients else f" of {summary.clients}"
-    return {
-        "own records alone": f"{local}  (mean over {len(finish)}{of} clients, own test records)",
-        "common model": common,
-        "personal finish": f"{both}, {more} more than alone",
-        "verdict": finish_verdicts(finish, "clients"),
-    }
 
 
 def show_statements(lines: Sequence[Statement], words: Mapping[str, str] | None = None) -> None:
@@ -157,16 +141,10 @@ def show_statements(lines: Sequence[Statement], words: Mapping[str, str] | None 
     for meaning, own in meanings.items():
         c.out.print()
         headings = ("account", "rounds", "epsilon spent", "budget", "delta")
-        c.print_table(headings, map(statement_row, own[: c.MOST_LINES]))
+        c.print_table(headings, [line.cells for line in own[: c.MOST_LINES]])
         if len(own) > c.MOST_LINES:
             c.out.print(f"... and {len(own) - c.MOST_LINES} more: see summary.json, or use --json")
         c.out.print(f"Every epsilon: {meaning}; rounded up.")
         if any(line.filter != "allotments" and line.budget is not None for line in own):
             used = "spent is what is used so far, and the budget is what is guaranteed."
             c.out.print(f"Studies pay as they go: {used}")
-
-
-def statement_row(line: Statement) -> list[str]:
-    """An account, its rounds, epsilon spent, budget and delta, as cells of a table."""
-    epsilons = c.epsilon_text(line.epsilon), c.epsilon_text(line.budget)
-    return [line.account, str(line.rounds), *epsilons, c.number_text(line.delta)]

@@ -139,7 +139,7 @@ def _show(folder: Path, now: StudyStatus) -> None:
     if now.seconds is not None:
         times = f"{now.seconds.median:.1f} s in the median, {now.seconds.largest:.1f} s at most"
         facts.append(("an answer takes", times))
-    traffic = c.traffic_text(total["bytes_up"], total["bytes_down"])
+    traffic = f"{c.size(total['bytes_up'])} / {c.size(total['bytes_down'])}"
     c.print_table(("", ""), [*facts, ("bytes up / down", traffic)], left=2)
     if summary is not None:
         _show_summary(folder, summary)

@@ -151,10 +151,8 @@ def show_spent(lines: Sequence[Statement], summed: Sequence[str] = ()) -> None:
     """Print what a site has spent, against each adversary; ``summed`` are titles of studies whose
     server has others beside it.
     """
-    from dpfl.cli.run import statement_row
-
     headings = ("site", "rounds", "epsilon spent", "budget", "delta", "against")
-    c.print_table(headings, [[*statement_row(line), line.observer] for line in lines])
+    c.print_table(headings, [[*line.cells, line.observer] for line in lines])
     for one in lines[:1]:
         c.out.print(f"per {one.unit}, {one.adjacency} adjacency, by {one.accountant}; rounded up")
     c.print_lines(*summed)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpfl.cli import console as c, options as o
-from dpfl.cli.compare import field_names, finish, open_store, value_text
+from dpfl.cli.compare import field_names, finish, open_store, show_tables, value_text
 from dpfl.cli.private_search import tune_privately
 from dpfl.cli.values import MOST_SEEDS, Values, data_values, lists_of, seeds_of
 from dpfl.core.checks import check
@@ -133,7 +133,7 @@ def tune(
         result = library.tune(
             values, names, over=lists or None, search=search, on=on, seeds=seeds, store=store
         )
-    folder = finish(result, asked, "tune", show_search)
+    folder = finish(result, asked, "tune", show_tables)
     study, seed = Sweep.from_dict(dict(result.study)), values.get("run", {}).get("seed", 0)
     files = [folder / f"{cell.label}.toml" for cell in result.cells]
     for file, cell in zip(files, result.cells, strict=True):
@@ -142,28 +142,6 @@ def tune(
     if not asked.json:
         c.note(f"Ready to run: {', '.join(map(str, files))}")
         c.note(f"Compare with these settings: dpfl compare ... --tuned {folder}")
-
-
-def show_search(result: StudyResult) -> None:
-    """Print what won, and over how much."""
-    scores = {trial.words.title for cell in result.cells for trial in cell.tried}
-    headings = ("method", "chosen", f"validation {', '.join(scores)}", "worst", "tried")
-    c.print_table(headings, map(_search_row, result.cells), left=2, title=result.title)
-    if any(trial.rounds is not None for cell in result.cells for trial in cell.tried):
-        dropped = "candidates that were dropped were judged after a quarter or half of their rounds"
-        c.out.print(f"halving: {dropped}")
-    c.out.print(result.tuning)
-
-
-def _search_row(cell: CellResult) -> list[str]:
-    """What was chosen for a method, as cells of a table."""
-    chosen = [f"{name.removeprefix('method.')} = {value}" for name, value in cell.chosen.items()]
-    tried = sorted(cell.tried, key=lambda one: one.validation)
-    shown = [one.words.number(one.validation) for one in tried]
-    own = [text for one, text in zip(tried, shown, strict=True) if one.values == cell.chosen]
-    less_is_worse = not tried or tried[0].higher_is_better
-    best, worst = own[0] if own else "-", shown[0 if less_is_worse else -1] if shown else "-"
-    return [cell.label, ", ".join(chosen) or "-", best, worst, str(len(shown))]
 
 
 def study(

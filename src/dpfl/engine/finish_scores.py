@@ -5,7 +5,6 @@ For a simulation, or for a client's own eyes: no ledger covers these numbers
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -110,16 +109,6 @@ def finish_means(finish: Mapping[str, FinishScores]) -> tuple[float, float, floa
     rows = [(one.local, one.common, one.both) for one in finish.values()]
     local, common, both = np.mean(rows, axis=0).tolist()
     return local, common, both
-
-
-def finish_verdicts(finish: Mapping[str, FinishScores], clients: str) -> str:
-    """Say how many get something from federating; ``clients`` is the word for them."""
-    count = Counter(scores.verdict for scores in finish.values())
-    return (
-        f"federating helps {count[Verdict.HELPS]} of {len(finish)} {clients} and buys nothing for "
-        f"{count[Verdict.NOTHING]}, by two standard errors; {count[Verdict.UNCLEAR]} have too few "
-        "test records to tell"
-    )
 
 
 def finish_gain(finish: Mapping[str, FinishScores]) -> tuple[float, float]:

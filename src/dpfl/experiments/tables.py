@@ -13,6 +13,8 @@ from dpfl.experiments.results import CellResult, StudyResult
 from dpfl.privacy.accountant import shown
 from dpfl.runs.display import frame_of, size
 
+HALVING = """\
+halving: candidates that were dropped were judged after a quarter or half of their rounds"""
 COMPOSE = "Runs are accounted separately; releases on the same data compose."
 LEGEND = """\
 score: mean ± standard deviation on all clients' test records; gap: distance to the best of those \
@@ -22,61 +24,65 @@ that promise the same; p: paired t-test against it, Holm's adjustment; with no p
 
 @dataclass(frozen=True, kw_only=True)
 class TextTable:
-    """A table of texts: its title, its headings, and its rows below them."""
+    """A table of texts: its title, its headings, and its rows below them.
+
+    The first ``words`` columns hold words, the others numbers.
+    """
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
+    words: int = 1
 
 
-def comparison_tables(result: StudyResult) -> tuple[list[TextTable], list[str]]:
-    """Return what a comparison or a sweep shows, and the notes below it.
+def study_tables(result: StudyResult) -> tuple[list[TextTable], list[str]]:
+    """Return what a comparison, a sweep or a search shows, and the notes below it.
 
     Each case has a pair of tables per unit, outcome and privacy: methods of different units are
-    never ranked together.
+    never ranked together. A search has one table.
     """
-    tables = []
-    meanings: dict[str, None] = {}
-    remarked: dict[str, None] = {}
+    if not any(cell.runs for cell in result.cells):
+        return _search_tables(result)
+    notes: list[str] = []
+    tables: list[TextTable] = []
     for case in result.cases:
-        for unit, lines in grouped(standings(result.of_case(case))).items():
-            about = f"Protecting a {unit}: outcome over {len(lines[0].runs)} seed(s)"
-            score = lines[0].words.title
+        lines = standings(result.of_case(case))
+        protecting = [line for line in lines if line.runs[0].protects and line.runs[0].epsilon]
+        notes += [*sorted(map(_meaning, protecting)), LEGEND, *remarks(lines)]
+        for unit, group in grouped(lines).items():
+            about = f"Protecting a {unit}: outcome over {len(group[0].runs)} seed(s)"
             outcome = TextTable(
-                title=", ".join([*filter(None, [_settings(case)]), about]),
-                headings=("method", score, "gap", "p", "left", "up", "down"),
-                rows=[_outcome(line) for line in lines],
+                title=", ".join(filter(None, [_settings(case), about])),
+                headings=("method", group[0].words.title, "gap", "p", "left", "up", "down"),
+                rows=[_outcome(line) for line in group],
             )
             privacy = TextTable(
                 title="Epsilon over clients (averaged over seeds)",
                 headings=("method", "spent: min", "median", "max", "budget: min", "median", "max"),
-                rows=[_privacy(line) for line in lines],
+                rows=[_privacy(line) for line in group],
             )
             tables += [outcome, privacy]
-            protecting = [line for line in lines if line.runs[0].protects and line.runs[0].epsilon]
-            meanings |= dict.fromkeys(sorted(map(_meaning, protecting)))
-            remarked |= dict.fromkeys(remarks(lines))
-    return tables, [*meanings, LEGEND, *remarked, COMPOSE]
+    return tables, [*filter(None, dict.fromkeys([*notes, result.tuning])), COMPOSE]
+
+
+def raised_flags(result: StudyResult) -> list[str]:
+    """Return the flags that void or restrict what is promised, each with its methods."""
+    labels: dict[str, dict[str, None]] = {}
+    for cell in result.cells:
+        for raised in cell.runs[0].flags if cell.runs else ():
+            if raised.flag.voids_privacy or raised.flag.reference:
+                labels.setdefault(str(raised), {})[cell.label] = None
+    return [f"{flag} [{', '.join(methods)}]" for flag, methods in sorted(labels.items())]
 
 
 def html_of_study(result: StudyResult) -> str:
-    """Return the tables of each case and unit that is protected, or of what a search has chosen.
-
-    ``result`` is that of a comparison, a sweep or a search.
-    """
+    """Return the tables, the notes and the flags of a ``result`` as HTML."""
+    tables, notes = study_tables(result)
     parts = [f"<h4>{escape(result.title)}</h4>"]
-    if not any(cell.runs for cell in result.cells):
-        found = ("method", "chosen", "validation", "tried")
-        parts.append(html_table(found, map(_search_row, result.cells)))
-    else:
-        tables, notes = comparison_tables(result)
-        for table in tables:
-            parts += [f"<p>{escape(table.title)}</p>", html_table(table.headings, table.rows)]
-        parts += [f"<p>{escape(note)}</p>" for note in notes]
-    runs = [run for cell in result.cells for run in cell.runs]
-    flags = {str(flag) for run in runs for flag in run.flags if flag.flag.voids_privacy}
-    parts += [f"<p>{escape(result.tuning)}</p>"] if result.tuning else []
-    return "".join([*parts, *(f"<p><b>{escape(flag)}</b></p>" for flag in sorted(flags))])
+    for table in tables:
+        parts += [f"<p>{escape(table.title)}</p>", html_table(table.headings, table.rows)]
+    parts += [f"<p>{escape(note)}</p>" for note in notes]
+    return "".join([*parts, *(f"<p><b>{escape(flag)}</b></p>" for flag in raised_flags(result))])
 
 
 def frame_of_study(result: StudyResult) -> Any:
@@ -134,12 +140,29 @@ def _meaning(one: Standing) -> str:
     return f"epsilon: {one.promise}{by}; rounded up"
 
 
-def _search_row(cell: CellResult) -> list[object]:
-    """One method of a search as cells: what was chosen, how well it did, of how many."""
-    best = (one for one in cell.tried if one.values == cell.chosen)
-    score = next((f"{one.words.words} {one.words.show(one.validation)}" for one in best), "-")
-    return [cell.label, _settings(cell.chosen) or "-", score, len(cell.tried)]
+def _search_tables(result: StudyResult) -> tuple[list[TextTable], list[str]]:
+    """What won, over how much, and on what the choice rests."""
+    trials = [trial for cell in result.cells for trial in cell.tried]
+    scores = {trial.words.title for trial in trials}
+    table = TextTable(
+        title="Settings chosen by the search",
+        headings=("method", "chosen", f"validation {', '.join(scores)}", "worst", "tried"),
+        rows=[_search_row(cell) for cell in result.cells],
+        words=2,
+    )
+    halved = any(trial.rounds is not None for trial in trials)
+    return [table], [*([HALVING] if halved else []), result.tuning]
+
+
+def _search_row(cell: CellResult) -> list[str]:
+    """What was chosen for a method, as cells of a table."""
+    tried = sorted(cell.tried, key=lambda one: one.validation)
+    shown = [one.words.number(one.validation) for one in tried]
+    own = [text for one, text in zip(tried, shown, strict=True) if one.values == cell.chosen]
+    less_is_worse = not tried or tried[0].higher_is_better
+    best, worst = own[0] if own else "-", shown[0 if less_is_worse else -1] if shown else "-"
+    return [cell.label, _settings(cell.chosen) or "-", best, worst, str(len(shown))]
 
 
 def _settings(values: Plain) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in values.items())
+    return ", ".join(f"{key.removeprefix('method.')} = {value}" for key, value in values.items())

@@ -8,7 +8,7 @@ understate the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -53,6 +53,13 @@ class Statement:
         unpriced = 0.0 if self.filter == "allotments" else self.budget or 0.0
         return max(self.epsilon, unpriced)
 
+    @property
+    def cells(self) -> list[str]:
+        """The account, its rounds, epsilon spent, budget and delta, as cells of a table."""
+        numbers = [str(self.rounds), shown(self.epsilon)]
+        budget = "-" if self.budget is None else shown(self.budget)
+        return [self.account, *numbers, budget, "-" if self.delta is None else f"{self.delta:g}"]
+
     def to_dict(self) -> dict[str, object]:
         """Return plain values; infinity as text, which JSON can carry."""
         values = {**asdict(self), "guarantee": self.guarantee}
@@ -78,12 +85,10 @@ class Statements(dict[str, Statement]):
 
     def _repr_html_(self) -> str:
         headings = ("account", "rounds", "epsilon spent", "budget", "delta")
-        tables: dict[str, list[Sequence[object]]] = {}
+        tables: dict[str, list[list[str]]] = {}
         for line in self.values():
-            epsilons = ["-" if e is None else shown(e) for e in (line.epsilon, line.budget)]
             about = f"per {line.unit}, {line.adjacency} adjacency, against the {line.observer}"
-            row = [line.account, line.rounds, *epsilons, "-" if line.delta is None else line.delta]
-            tables.setdefault(f"{about}, by {line.accountant}; rounded up", []).append(row)
+            tables.setdefault(f"{about}, by {line.accountant}; rounded up", []).append(line.cells)
         found = (html_table(headings, rows) + f"<p>{about}</p>" for about, rows in tables.items())
         return "".join(found)
 

@@ -28,8 +28,6 @@ from dpfl.report import words
 from dpfl.report.charts import Chart, asset
 from dpfl.report.interactive import plotly_script, specification
 
-_NOTHING_TO_DRAW = "window.Plotly = { react() {} };"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
@@ -83,23 +81,17 @@ def content_policy(page: Page, *, live: str = "") -> str:
     """
     digests = [sha256(script.encode()).digest() for script in _scripts(page, live)]
     hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
-    directives = [
-        "default-src 'none'",
-        f"script-src {' '.join(hashes)}",
-        "style-src 'unsafe-inline'",
-        "img-src data:",
-        "form-action 'none'",
-        "base-uri 'none'",
-    ]
-    if live and not page.finished:
-        directives.append("connect-src 'self'")
-    return "; ".join(directives)
+    policy = (
+        f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; "
+        "img-src data:; form-action 'none'; base-uri 'none'"
+    )
+    return policy if page.finished or not live else f"{policy}; connect-src 'self'"
 
 
 def _scripts(page: Page, live: str) -> list[str]:
     """The scripts of a page, as its template writes them."""
-    drawing = plotly_script() if page.charts or live else _NOTHING_TO_DRAW
-    return [drawing, asset("page.js")]
+    drawing = [plotly_script()] if page.charts or live else []
+    return [*drawing, asset("page.js")]
 
 
 def write_page(page: Page, path: Path) -> Path:
@@ -125,7 +117,6 @@ def _environment() -> Environment:
         "exact": lambda value: "infinite" if value == math.inf else value,
         "is_finite": math.isfinite,
         "mean": statistics.mean,
-        "stdev": statistics.stdev,
         "remarks": remarks,
     }
     environment.globals |= {"words": words, "dpfl_version": __version__}

@@ -6,14 +6,15 @@ said in pages is in ``templates/texts.html.j2``, and flags are worded by :mod:`d
 
 import datetime
 import math
+from collections import Counter
 from collections.abc import Mapping
 
 from dpfl.core.promise import colluding
 from dpfl.core.types import Adjacency, Observer, Promise
-from dpfl.engine.finish_scores import FinishScores, finish_gain, finish_means, finish_verdicts
+from dpfl.engine.finish_scores import FinishScores, Verdict, finish_gain, finish_means
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import Flag, RaisedFlag
-from dpfl.runs.display import size as size
+from dpfl.runs.display import duration as duration, size as size
 from dpfl.runs.result import Summary
 from dpfl.tasks import MetricWords
 
@@ -119,19 +120,26 @@ def _rounded_up(factor: float) -> str:
 def finish_in_words(finish: Mapping[str, FinishScores], clients: int) -> str:
     """Say what sites get on average, and how many get something from federating.
 
-    ``clients`` is how many there are; where ``finish`` has fewer, they are a sample.
+    ``clients`` is how many there are; where ``finish`` has fewer, they are a sample. Nothing is
+    said where it has none.
     """
+    if not finish:
+        return ""
     metric = MetricWords(next(iter(finish.values())).metric)
     local, common, both = map(metric.show, finish_means(finish))
-    gain, error = finish_gain(finish)
-    more = f"{metric.number(gain)} ± {metric.number(error)} more than alone"
-    means = f"{local} with own records alone, {common} with the common model, {both} with both"
-    left = "a fixed sample, without sites whose test records do not define the metric"
-    sample = (
-        f" Shown are {len(finish)} of {clients} sites: {left}." if len(finish) < clients else ""
+    more = " ± ".join(map(metric.number, finish_gain(finish)))
+    sample = ""
+    if len(finish) < clients:
+        left_out = "a fixed sample, without sites whose test records do not define the metric"
+        sample = f" Shown are {len(finish)} of {clients} sites: {left_out}."
+    verdicts = Counter(scores.verdict for scores in finish.values())
+    return (
+        f"Mean {metric.words} over sites: {local} with own records alone, {common} with the common "
+        f"model, {both} with both ({more} more than alone). Federating helps "
+        f"{verdicts[Verdict.HELPS]} of {count(len(finish), 'site')} and buys nothing for "
+        f"{verdicts[Verdict.NOTHING]}, by two standard errors; {verdicts[Verdict.UNCLEAR]} have "
+        f"too few test records to tell.{sample}"
     )
-    verdicts = finish_verdicts(finish, "sites").replace("federating", "Federating")
-    return f"Mean {metric.words} over sites: {means} ({more}). {verdicts}.{sample}"
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -144,17 +152,6 @@ def count(number: int, one: str, many: str = "") -> str:
     ('1 round', '3 studies')
     """
     return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in a unit that people read.
-
-    >>> duration(12), duration(120)
-    ('12 s', '2 min')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def moment(at: float | None) -> str:

@@ -1,4 +1,4 @@
-"""How results show themselves: sizes in words, figures and pandas frames in notebooks."""
+"""How results show themselves: sizes and times in words, figures and pandas frames in notebooks."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ def size(number: float) -> str:
         return f"{number:.0f} B"
     power = min(3, math.floor(math.log(number, 1024) + 1e-9))
     return f"{number / 1024**power:.1f} {' KMG'[power]}iB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in a unit that people read.
+
+    >>> duration(3.21), duration(120), duration(7200)
+    ('3.2 s', '2 min', '2.0 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def frame_of(rows: Sequence[Plain], index: str | None = None) -> Any:

@@ -56,17 +56,15 @@ def always(*drawn: st.SearchStrategy[object]) -> Callable[[Callable[..., None]],
                 law(**arguments)
             except Exception as error:
                 kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-                shown = ", ".join(f"{name} = {_written(x)}" for name, x in arguments.items())
+                shown = ", ".join(
+                    f"{name} = {value.tolist() if isinstance(value, Tensor) else value}"
+                    for name, value in arguments.items()
+                )
                 raise AssertionError(f"{kind}{error}; counterexample: {shown}") from error
 
         _TRIALS(given(*drawn)(trial))()
 
     return try_law
-
-
-def _written(argument: object) -> object:
-    """An argument with every digit."""
-    return argument.tolist() if isinstance(argument, Tensor) else argument
 
 
 def cohort(size: int) -> Cohort:
