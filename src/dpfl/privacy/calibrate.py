@@ -222,11 +222,15 @@ def _key(kind: str, question: Sequence[str]) -> str:
 
 
 def proposed(kind: str, *question: str) -> float | None:
-    """Return the number on disk for a question of some kind, or None. Anyone may have edited it."""
+    """Return the number on disk for a question of some kind, or None: NaN where it is none.
+
+    Anyone may have edited it.
+    """
     query = "SELECT value FROM results WHERE key = ?"
-    with suppress(sqlite3.Error, OSError, ValueError, TypeError), _database() as database:
+    with suppress(sqlite3.Error, OSError), _database() as database:
         row = database.execute(query, (_key(kind, question),)).fetchone()
-        return float(row[0]) if row else None
+        if row is not None:
+            return row[0] if isinstance(row[0], float) else math.nan
     return None
 
 
