@@ -229,8 +229,8 @@ def proposed(kind: str, *question: str) -> float | None:
     query = "SELECT value FROM results WHERE key = ?"
     with suppress(sqlite3.Error, OSError), _database() as database:
         row = database.execute(query, (_key(kind, question),)).fetchone()
-        if row is not None:
-            return row[0] if isinstance(row[0], float) else math.nan
+        (value,) = row or (None,)
+        return value if value is None or isinstance(value, float) else math.nan
     return None
 
 
