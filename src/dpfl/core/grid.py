@@ -119,17 +119,11 @@ class Grid:
         >>> bool((noisy * SCALE == (noisy * SCALE).round()).all())
         True
         """
-        return self._noisy(vector, rng, largest, self.step)
+        return self.noisy_integers(vector, rng, largest).mul_(self.step)
 
     def noisy_integers(self, vector: Tensor, rng: NoiseSource, largest: float) -> Tensor:
         """Round, bring integers within ``largest``, and add noise of SCALE steps: exact integers in
-        double precision.
-        """
-        return self._noisy(vector, rng, largest, 1.0)
-
-    def _noisy(self, vector: Tensor, rng: NoiseSource, largest: float, unit: float) -> Tensor:
-        """Round and add noise, and multiply by ``unit``: a stretch at a time, which stays in the
-        processor's cache.
+        double precision. A stretch at a time, which stays in the processor's cache.
         """
         import torch
 
@@ -142,7 +136,7 @@ class Grid:
             steps = noisy[some]
             np.divide(numbers[some], self.step, out=steps, dtype=np.float64)
             np.rint(np.clip(steps, -largest, largest, out=steps), out=steps)
-            np.multiply(np.add(steps, noise[some], out=steps), unit, out=steps)
+            np.add(steps, noise[some], out=steps)
         return torch.from_numpy(noisy).view(vector.shape).to(vector.device)
 
     def widening(self, numbers: int) -> float:
