@@ -18,7 +18,7 @@ from dpfl.methods import METHODS, families
 
 ROOT = Path(__file__).parents[2]
 MOST_SECONDS = 0.4
-HEAVY = ("torch", "numpy", "pydantic", "plotly", "scipy")
+HEAVY = ("torch", "numpy", "pydantic", "plotly", "scipy", "sklearn", "pandas")
 
 
 def seconds(*arguments: str) -> float:
@@ -55,6 +55,23 @@ def test_help_version_and_misspellings_are_answered_at_once(arguments: list[str]
 def test_accounting_for_numbers_needs_no_torch() -> None:
     assert "torch" not in imported("account", "--noise-multiplier", "1", "--delta", "1e-5")
     assert "torch" not in imported("account", "--epsilon", "2", "--delta", "1e-5", "--json")
+
+
+def test_a_run_on_classification_needs_no_scikit_learn(tmp_path: Path) -> None:
+    options = ["--dataset", "digits", "--clients", "3", "--budgets", "5", "--delta", "1e-3"]
+    options += [
+        "--clip",
+        "1",
+        "--method",
+        "weiavg",
+        "--rounds",
+        "1",
+        "--out",
+        f"{tmp_path / 'run'}",
+    ]
+    needed = imported("run", *options)
+    assert (tmp_path / "run" / "report.html").exists()
+    assert "torch" in needed and not {"sklearn", "pandas"} & set(needed)
 
 
 def test_every_command_can_be_loaded_and_says_what_it_does() -> None:

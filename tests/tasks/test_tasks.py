@@ -35,7 +35,9 @@ from dpfl.tasks import (
     Task,
     TokenPrediction,
     make_task,
+    metrics,
 )
+from dpfl.tasks.metrics import Evaluated
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,54 @@ def test_metrics_are_scikit_learn_s() -> None:
     found, y = task.scores(outputs, targets), targets.numpy()
     assert found["rmse"] == pytest.approx(books.root_mean_squared_error(y, outputs[:, 0]), rel=1e-5)
     assert found["r2"] == pytest.approx(books.r2_score(y, outputs[:, 0]), rel=1e-5)
+
+
+@st.composite
+def evaluated(draw: st.DrawFn) -> Evaluated:
+    """Few records of classes or labels, some of which do not occur, with equal probabilities."""
+    count, width = draw(st.integers(1, 12)), draw(st.integers(2, 4))
+    rng = np.random.default_rng(draw(st.integers(0, 9999)))
+    occurring = draw(st.integers(1, width))
+    if draw(st.booleans()):
+        targets, predictions = rng.integers(0, occurring, (2, count))
+        chances = rng.dirichlet(np.ones(width), count).round(1).astype(np.float32)
+    else:  # several labels
+        targets = rng.integers(0, 2, (count, width)) * (np.arange(width) < occurring)
+        predictions = rng.integers(0, 2, (count, width))
+        chances = rng.random((count, width)).round(1).astype(np.float32)
+    losses = np.zeros(count)
+    return Evaluated(targets=targets, predictions=predictions, losses=losses, probabilities=chances)
+
+
+@given(found=evaluated())
+def test_metrics_are_scikit_learn_s_with_ties_and_missing_classes(found: Evaluated) -> None:
+    y, named, several = found.targets, found.predictions, found.targets.ndim == 2
+    two = not several and found.one_hot.shape[1] == 2
+    average = {"average": "binary" if two else "macro", "zero_division": 0}
+    assert metrics.f1(found) == pytest.approx(books.f1_score(y, named, **average))
+    if not several:
+        recall = books.recall_score(y, named, labels=np.unique(y), average="macro", zero_division=0)
+        assert metrics.balanced_accuracy(found) == pytest.approx(recall)
+    assert found.probabilities is not None
+    wanted, columns = found.one_hot, range(1 if two else 0, found.one_hot.shape[1])
+    both = [i for i in columns if 0 < wanted[:, i].sum() < len(y)]
+    for metric, book in (
+        (metrics.auc, books.roc_auc_score),
+        (metrics.average_precision, books.average_precision_score),
+    ):
+        expected = [book(wanted[:, i], found.probabilities[:, i]) for i in both]
+        mean = np.mean(expected) if expected else math.nan
+        assert metric(found) == pytest.approx(mean, nan_ok=True)
+
+
+@given(count=st.integers(1, 5), width=st.integers(1, 3), seed=st.integers(0, 999))
+def test_r2_is_scikit_learn_s_also_of_targets_that_are_all_the_same(
+    count: int, width: int, seed: int
+) -> None:
+    targets, predictions = np.random.default_rng(seed).integers(0, 2, (2, count, width))
+    found = Evaluated(targets=targets, predictions=predictions, losses=np.zeros(count))
+    expected = books.r2_score(targets, predictions) if count > 1 else math.nan
+    assert metrics.r2(found) == pytest.approx(expected, nan_ok=True)
 
 
 def test_calibration_error_is_zero_for_chances_that_are_right_and_large_for_wrong_ones() -> None:

@@ -11,7 +11,9 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,11 +72,15 @@ def _digits(folder: Path | None) -> Dataset:
 
 @cache
 def _read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Read once a process: scikit-learn parses a text every time, longer than a round takes."""
-    from sklearn.datasets import load_digits
+    """Read once a process: it takes longer than a round."""
+    rows = _sklearn_rows("digits.csv.gz", delimiter=",")
+    return rows[:, :-1], rows[:, -1].astype(int)
 
-    x, y = load_digits(return_X_y=True)
-    return x, y
+
+def _sklearn_rows(name: str, **layout: Any) -> np.ndarray:
+    """A text file of numbers that comes with scikit-learn, which takes long to import."""
+    path = distribution("scikit-learn").locate_file(f"sklearn/datasets/data/{name}")
+    return np.loadtxt(str(path), **layout)
 
 
 # Smallest and largest value of each feature, as the data set's own description publishes them.
@@ -88,9 +94,8 @@ _BREAST_CANCER_RANGES = """
 
 def _breast_cancer(folder: Path | None) -> Dataset:
     """569 biopsies, 30 features, 2 classes (scikit-learn)."""
-    from sklearn.datasets import load_breast_cancer
-
-    x, y = load_breast_cancer(return_X_y=True)
+    rows = _sklearn_rows("breast_cancer.csv", delimiter=",", skiprows=1)
+    x, y = rows[:, :-1], rows[:, -1].astype(int)
     low, high = np.array(_BREAST_CANCER_RANGES.split(), dtype=float).reshape(-1, 2).T
     return _dataset("breast_cancer", 2, (2 * (x - low) / (high - low) - 1, y))
 
@@ -102,9 +107,7 @@ _DIABETES_RANGES = "0 100  1 2  15 45  50 150  80 320  30 250  20 100  1 10  3 7
 
 def _diabetes(folder: Path | None) -> Dataset:
     """442 patients, 10 features, disease progression in hundreds: a regression (scikit-learn)."""
-    from sklearn.datasets import load_diabetes
-
-    x, y = load_diabetes(return_X_y=True, scaled=False)
+    x, y = _sklearn_rows("diabetes_data_raw.csv.gz"), _sklearn_rows("diabetes_target.csv.gz")
     low, high = np.array(_DIABETES_RANGES.split(), dtype=float).reshape(-1, 2).T
     features = torch.from_numpy((2 * (x - low) / (high - low) - 1).astype(np.float32))
     targets = torch.from_numpy((y / 100).astype(np.float32))

@@ -1,7 +1,7 @@
 """What is learned: losses per record, metrics, shapes of targets.
 
 ``base``            what a task is
-``metrics``         metrics by name, through scikit-learn
+``metrics``         metrics by name
 ``classification``  one of several classes, one logit
 ``multi_label``     several labels at once
 ``regression``      numbers, by squared or Huber loss

@@ -1,7 +1,7 @@
 """Metrics by name: what each is computed from, which way is better, how it is shown.
 
-Most of them are scikit-learn's, which is imported when a metric is computed. A metric that the
-records do not define (an AUC without a positive record) is NaN.
+They have the values of scikit-learn's, which takes longer to import than they take to compute. A
+metric that the records do not define (an AUC without a positive record) is NaN.
 """
 
 from __future__ import annotations
@@ -46,44 +46,68 @@ def accuracy(found: Evaluated) -> float:
 
 def balanced_accuracy(found: Evaluated) -> float:
     """Mean over the classes that occur of the share of their records that is recognised."""
-    from sklearn.metrics import recall_score
-
-    there = np.unique(found.targets)
-    options = {"labels": there, "average": "macro", "zero_division": 0}
-    return float(recall_score(found.targets, found.predictions, **options))
+    recognised = found.predictions == found.targets
+    classes = np.unique(found.targets)
+    return float(np.mean([recognised[found.targets == number].mean() for number in classes]))
 
 
 def f1(found: Evaluated) -> float:
-    """F1 score of class 1 where there are two classes, else the mean over classes or labels."""
-    from sklearn.metrics import f1_score
+    """F1 score of class 1 where there are two classes, else the mean over classes or labels.
 
-    two = found.targets.ndim == 1 and found.one_hot.shape[1] == 2
-    average = "binary" if two else "macro"
-    return float(f1_score(found.targets, found.predictions, average=average, zero_division=0))
+    F1 = 2 TP / (records of the class + records that are taken for it); 0 where there are neither.
+    """
+    targets, predictions = found.targets, found.predictions
+    if targets.ndim == 1:
+        two = found.one_hot.shape[1] == 2
+        classes = np.ones(1) if two else np.union1d(targets, predictions)
+        targets, predictions = (rows[:, None] == classes for rows in (targets, predictions))
+    right = np.logical_and(targets, predictions).sum(axis=0)
+    return float(np.mean(2 * right / np.maximum(1, targets.sum(axis=0) + predictions.sum(axis=0))))
 
 
 def auc(found: Evaluated) -> float:
-    """Area under the ROC curve, of class 1 or as the mean over classes or labels."""
-    from sklearn.metrics import roc_auc_score
+    """Area under the ROC curve, of class 1 or as the mean over classes or labels.
 
-    return _mean_over_columns(roc_auc_score, found)
+    It is the share of pairs of a positive and a negative record of which the positive one has the
+    larger probability; equal ones count half.
+    """
+
+    def score(positives: np.ndarray, negatives: np.ndarray) -> float:
+        above = np.cumsum(positives) - positives / 2
+        return float(negatives @ above / (positives.sum() * negatives.sum()))
+
+    return _mean_over_columns(score, found)
 
 
 def average_precision(found: Evaluated) -> float:
-    """Area under the precision-recall curve, of class 1 or as the mean over classes or labels."""
-    from sklearn.metrics import average_precision_score
+    """Area under the precision-recall curve, of class 1 or as the mean over classes or labels.
 
-    return _mean_over_columns(average_precision_score, found)
+    It is the mean over the positive records of the precision at the probability of each.
+    """
+
+    def score(positives: np.ndarray, negatives: np.ndarray) -> float:
+        precision = np.cumsum(positives) / np.cumsum(positives + negatives)
+        return float(positives @ precision / positives.sum())
+
+    return _mean_over_columns(score, found)
 
 
-def _mean_over_columns(score: Callable[..., float], found: Evaluated) -> float:
-    """A score of each column that has both kinds of records; of two classes, the second counts."""
+def _mean_over_columns(score: Callable[[np.ndarray, np.ndarray], float], found: Evaluated) -> float:
+    """A score of each column that has both kinds of records; of two classes, the second counts.
+
+    A score is computed from how many positive and negative records have each probability that
+    occurs, the largest first.
+    """
     assert found.probabilities is not None
     wanted, chances = found.one_hot, found.probabilities
     if found.targets.ndim == 1 and wanted.shape[1] == 2:
         wanted, chances = wanted[:, 1:], chances[:, 1:]
-    columns = [i for i in range(wanted.shape[1]) if 0 < wanted[:, i].sum() < len(wanted)]
-    scores = [float(score(wanted[:, i], chances[:, i])) for i in columns]
+    scores = []
+    for column, chance in zip(wanted.T, chances.T, strict=True):
+        if 0 < column.sum() < len(column):
+            _, inverse, counts = np.unique(-chance, return_inverse=True, return_counts=True)
+            positives = np.bincount(inverse, weights=column)
+            scores.append(score(positives, counts - positives))
     return float(np.mean(scores)) if scores else math.nan
 
 
@@ -112,10 +136,17 @@ def mae(found: Evaluated) -> float:
 
 
 def r2(found: Evaluated) -> float:
-    """Coefficient of determination; NaN for fewer than two records."""
-    from sklearn.metrics import r2_score
+    """Coefficient of determination, the mean over outputs; NaN for fewer than two records.
 
-    return float(r2_score(found.targets, found.predictions)) if len(found.targets) > 1 else math.nan
+    Of targets that are all the same it is 1 for predictions without error, 0 for others.
+    """
+    targets = found.targets
+    if len(targets) < 2:
+        return math.nan
+    missed = np.sum((targets - found.predictions) ** 2, axis=0, dtype=np.float64)
+    spread = np.sum((targets - targets.mean(axis=0)) ** 2, axis=0, dtype=np.float64)
+    explained = 1 - missed / np.where(spread > 0, spread, 1)
+    return float(np.mean(np.where(spread > 0, explained, missed == 0)))
 
 
 def loss(found: Evaluated) -> float:
