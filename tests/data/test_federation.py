@@ -207,6 +207,20 @@ def test_a_budget_or_settings_of_a_stranger_is_refused(field: dict[str, object])
         Federation.from_arrays({"a": numbered(5)}, **field)  # type: ignore[arg-type]
 
 
+def test_one_budget_and_one_set_of_settings_are_for_all_clients() -> None:
+    clients = {name: ([[0.0], [1.0]] * 5, [0, 1] * 5) for name in "ab"}
+    settings = ClientSettings(lr=0.1)
+    federation = Federation.from_arrays(clients, budgets=BUDGET, client_settings=settings)
+    assert federation.budgets == {"a": BUDGET, "b": BUDGET}
+    assert federation.client_settings == {"a": settings, "b": settings}
+    table = {"site": ["a"] * 9 + ["b"] * 9, "dose": [0.1] * 18, "ill": [0, 1] * 9}
+    assert Federation.from_frame(table, client="site", budgets=BUDGET).budgets["b"] == BUDGET
+    other = Budget(epsilon=9.0, delta=1e-5)
+    assert federation.with_budgets(other).budgets == {"a": other, "b": other}
+    with pytest.raises(ConfigurationError, match=r"or one dpfl.Budget\(...\) for all"):
+        federation.with_budgets(1.0)  # type: ignore[arg-type]
+
+
 def test_budgets_may_be_given_later_and_are_checked_again() -> None:
     federation = Federation.from_arrays({"a": numbered(5)})
     assert federation.with_budgets({"a": BUDGET}).budgets["a"] == BUDGET

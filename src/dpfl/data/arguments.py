@@ -12,13 +12,16 @@ def check_kind(name: str, given: Any, kind: type) -> None:
     check(isinstance(given, kind), "federation", problem, remedy)
 
 
-def check_per_client(name: str, given: Any, kind: type, clients: Collection[str]) -> None:
-    """Refuse what is not a mapping of clients to things of this kind."""
+def per_client(name: str, given: Any, kind: type, clients: Collection[str]) -> Mapping[str, Any]:
+    """Return a mapping of clients to objects of this kind; one object is for all of them."""
+    if isinstance(given, kind):
+        return dict.fromkeys(clients, given)
     each = f"dpfl.{kind.__name__}(...)"
-    problem, remedy = f"{name} = {given!r:.60}", f"give {{client: {each}}}"
+    problem, remedy = f"{name} = {given!r:.60}", f"give {{client: {each}}}, or one {each} for all"
     check(isinstance(given, Mapping), "federation", problem, remedy)
     for client in sorted(given, key=str):
         where, own = f"{name} of '{client}'", given[client]
         check(isinstance(own, kind), where, f"{own!r:.60} is not a {kind.__name__}", f"give {each}")
         problem = f"{name} are given for '{client}', who is not a client"
         check(client in clients, "federation", problem, "check the id")
+    return given

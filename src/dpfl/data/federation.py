@@ -19,7 +19,7 @@ from torch import Tensor
 from dpfl.core.checks import check, whole_number
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, ClientSettings, Unit, unit_called
-from dpfl.data.arguments import check_kind, check_per_client
+from dpfl.data.arguments import check_kind, per_client
 from dpfl.data.arrays import ENCODE, client_parts, split_end, split_off, with_classes
 from dpfl.data.building import Sources
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
@@ -37,7 +37,7 @@ class Federation(Sources):
 
     ``shards`` are the clients' records, all of one shape, with targets as ``task`` takes them.
     ``inputs`` says how stored records become a model's input. ``budgets`` and ``client_settings``
-    need not name every client. ``stratified`` says that labels decided who holds a record or tests
+    need not name every client; one budget or one set of settings is for all. ``stratified`` says that labels decided who holds a record or tests
     on it. One record then decides which others are trained on, and neighbouring federations may
     differ in more than one: runs on them are flagged.
 
@@ -60,8 +60,9 @@ class Federation(Sources):
 
     def __post_init__(self) -> None:
         check_data(bool(self.shards), "federation", "has no clients", "give at least one")
-        check_per_client("budgets", self.budgets, Budget, self.shards)
-        check_per_client("client_settings", self.client_settings, ClientSettings, self.shards)
+        for name, kind in (("budgets", Budget), ("client_settings", ClientSettings)):
+            by_client = per_client(name, getattr(self, name), kind, self.shards)
+            object.__setattr__(self, name, by_client)
         good: dict[int, bool] = {}  # whether a whole storage has targets of the task
         for client, shard in self.shards.items():
             where = f"client '{client}'"
@@ -131,10 +132,10 @@ class Federation(Sources):
             digest.update(shard.train.digest + shard.test.digest)
         return digest.hexdigest()
 
-    def with_budgets(self, budgets: Mapping[Any, Budget]) -> Federation:
+    def with_budgets(self, budgets: Mapping[Any, Budget] | Budget) -> Federation:
         """Return the same clients with these budgets, which replace those they had.
 
-        ``budgets`` are by client; clients that were named by numbers may be named so again.
+        ``budgets`` are by client, or one for all; clients that were named by numbers may be named so again.
         """
         numbered = {int(client): client for client in self.ids if client.isdecimal()}
         return replace(self, budgets=renamed(budgets, numbered))
@@ -168,8 +169,8 @@ class Federation(Sources):
         cls,
         clients: Mapping[Any, Sequence[Any] | Units],
         *,
-        budgets: Mapping[Any, Budget] | None = None,
-        client_settings: Mapping[Any, ClientSettings] | None = None,
+        budgets: Mapping[Any, Budget] | Budget | None = None,
+        client_settings: Mapping[Any, ClientSettings] | ClientSettings | None = None,
         task: Task | str | Mapping[str, Any] | None = None,
         classes: int | None = None,
         tokens: int | None = None,
