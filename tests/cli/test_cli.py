@@ -42,6 +42,25 @@ def test_run_prints_results_on_stdout_and_stamps_on_stderr(
     assert "SEEDED" not in out
 
 
+def test_a_method_in_place_of_the_file_s_leaves_settings_of_others_aside(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _run(capsys, "run", *QUICK, *PRIVATE, "--method", "weiavg", "--out", "first")
+    file = "first/experiment.toml"
+    code, _, err = _run(capsys, "run", file, "--method", "preconditioned", "--out", "r", "--quiet")
+    assert code == 0
+    notes = [line for line in err.splitlines() if line.startswith("left aside, ")]
+    assert len(notes) == 1 and "method.lr" in notes[0] and "run.rounds" in notes[0]
+    code, out, err = _run(capsys, "describe", file, "--method", "robust_hdp", "--json")
+    assert code == 0 and "left aside" not in err  # it has all of them
+    kept = Path("typo.toml")
+    kept.write_text(Path(file).read_text().replace("[method]", "[method]\nsmoothnes = 1"))
+    code, _, err = _run(capsys, "describe", str(kept), "--method", "robust_hdp")
+    assert code == 2 and "has 'smoothnes'; did you mean 'smoothing'?" in err
+    code, _, err = _run(capsys, "describe", file, "--method", "preconditioned", "--lr", "1")
+    assert code == 2 and "has no setting 'lr'" in err  # it was asked of this method
+
+
 def test_json_is_one_document_and_epsilon_carries_its_meaning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 from scipy import stats
 
+import dpfl
 from dpfl.cli import compare as r
 from dpfl.cli.main import run_command
 from dpfl.cli.options import Asked
@@ -218,7 +220,22 @@ def test_a_family_is_all_of_it_where_all_of_it_fits(
         "method": {**VALUES["method"], "dimension": 20},
     }
     assert Asked(family=family).method_names(fits) == list(families()[family])
-    assert capsys.readouterr().err == ""
+    said = capsys.readouterr().err.splitlines()
+    needed = any("dimension" in METHODS[name].settings for name in families()[family])
+    assert said == [] if needed else all(line.startswith("left aside, ") for line in said)
+
+
+def test_settings_of_the_file_that_no_compared_method_has_are_left_aside_with_one_note() -> None:
+    Path("file.toml").write_text(tomli_w.dumps({**VALUES, "run": {"rounds": 1}}))
+    asked = ["file.toml", "--methods", "preconditioned", "--seeds", "1", "--out", "r"]
+    code, out, err = spoken("compare", *asked, "--kept", "k", "--quiet")
+    assert code == 0 and "preconditioned" in out
+    notes = [line for line in err.splitlines() if line.startswith("left aside, ")]
+    assert len(notes) == 1 and "lr" in notes[0] and "clip" in notes[0]
+    results = dpfl.compare(
+        VALUES, ["preconditioned"], seeds=1, progress=False
+    )  # from Python as well
+    assert [cell.method for cell in results.cells] == ["preconditioned"]
 
 
 @pytest.mark.parametrize(

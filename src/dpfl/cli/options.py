@@ -153,6 +153,9 @@ class Asked:
         if self.file is not None:
             read = read_toml(self.file)
             check_tables(read, str(self.file))
+            method = self.given.get("method")
+            if method not in (None, read.get("method", {}).get("name")):
+                read = _with_method(read, method)
             return lay_over(read, self.given)
         return with_light_defaults(lay_over({}, self.given))
 
@@ -174,8 +177,11 @@ class Asked:
         """
         from dpfl.cli.console import note
         from dpfl.experiments.compare import fitting
+        from dpfl.runs.for_method import foreign_settings
 
         (names, complete), own = self.candidates(), settings or {}
+        if foreign := foreign_settings(values, names):
+            note(f"left aside, since no method here has such a setting: {', '.join(foreign)}")
         if complete:
             for name in names:
                 with_own = {**values.get("method", {}), **own.get(name, {})}
@@ -202,6 +208,23 @@ class Asked:
         remedy = "name some that dpfl methods lists, all, or a --family"
         check(bool(names), "--methods", "names no method", remedy)
         return names, True
+
+
+def _with_method(values: Values, method: str) -> Values:
+    """The values of a file for another method; a note says what it does not take of them."""
+    from dpfl.cli.console import note
+    from dpfl.runs.for_method import for_method
+
+    fitting = for_method(values, method, compared=False)
+    left = [
+        f"{section}.{name}"
+        for section, own in values.items()
+        for name in own
+        if name not in fitting.get(section, {})
+    ]
+    if left:
+        note(f"left aside, since '{method}' does not take it: {', '.join(left)}")
+    return fitting
 
 
 def methods_of(family: str) -> list[str]:

@@ -108,12 +108,10 @@ def plan(
     written and nothing is charged. Takes the same options as dpfl compare.
     """
     from dpfl.experiments import plan as library
-    from dpfl.experiments.compare import check_settings
 
     if not asked.methods and asked.family is None:
         asked = replace(asked, methods="all")
     names = asked.method_names(asked.values())
-    check_settings(asked.values(), names)
     experiments = [asked.experiment(name) for name in names]
     planned = library.plan(experiments, data_folder=asked.data, timing=timing)
     for one in planned.methods:

@@ -202,7 +202,7 @@ def check_settings(base: Values, methods: Iterable[str]) -> None:
 def _study(base: Values, values: Values) -> Sweep:
     """Build the study; a varied setting that none of its methods has is refused."""
     tuned = values.get("tune", {}).get("over")
-    varied = set_fields({} if tuned else base, dict.fromkeys(tuned or values.get("vary", {})))
+    varied = set_fields({}, dict.fromkeys(tuned or values.get("vary", {})))
     check_settings(varied, values["methods"])
     return Sweep.from_dict({"base": dict(base), **values})
 

@@ -1,7 +1,9 @@
 """An experiment for one method or another: what a method brings along, and what it lacks."""
 
+from collections.abc import Iterable
 from typing import Any
 
+from dpfl.core.errors import ConfigurationError, did_you_mean
 from dpfl.core.types import Plain
 from dpfl.methods import METHODS, find
 
@@ -18,15 +20,29 @@ def with_own_model(values: Any) -> Any:
     return {**whole, "model": {**own, **given}} if isinstance(given, dict) else whole
 
 
+def foreign_settings(values: Plain, methods: Iterable[str]) -> list[str]:
+    """The method settings in ``values`` that none of these ``methods`` has; one that no method at
+    all has is refused.
+    """
+    settings = values.get("method", {}).keys() - {"name"}
+    foreign = sorted(settings.difference(*(find(name).settings for name in methods)))
+    for setting in foreign:
+        if not any(setting in method.settings for method in METHODS.values()):
+            known = {name for method in METHODS.values() for name in method.settings}
+            problem, remedy = f"none of the methods has '{setting}'", did_you_mean(setting, known)
+            raise ConfigurationError("[method]", problem, remedy)
+    return foreign
+
+
 def for_method(values: Plain, method: str, *, compared: bool = True) -> Plain:
-    """Return the same experiment for another method; settings that only the other methods have are
-    left out.
+    """Return the same experiment for another method; settings that only other methods have are
+    left out, and one that no method has is refused.
 
     With ``compared``, references and baselines, which others are held against, are run without a
     secure sum.
     """
-    found = find(method)
-    kept = {k: value for k, value in values.get("method", {}).items() if k in found.settings}
+    found, foreign = find(method), foreign_settings(values, [method])
+    kept = {k: value for k, value in values.get("method", {}).items() if k not in foreign}
     same = {**values, "method": {**kept, "name": method}}
     if found.model is not None:  # it brings its own model and plans its own rounds and step
         given = values.get("model", {})
