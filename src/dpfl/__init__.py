@@ -95,7 +95,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("dpfl.report")
     if not name.startswith("_") and name in _methods():
         return _methods()[name]
-    raise AttributeError(f"module 'dpfl' has no attribute '{name}'")
+    from dpfl.core.errors import no_attribute
+
+    raise no_attribute("dpfl", name, () if name.startswith("_") else __getattr__("__all__"))
 
 
 def __dir__() -> list[str]:

@@ -51,7 +51,7 @@ def test_a_method_in_place_of_the_file_s_leaves_settings_of_others_aside(
     assert code == 0
     notes = [line for line in err.splitlines() if line.startswith("left aside, ")]
     assert len(notes) == 1 and "method.lr" in notes[0] and "run.rounds" in notes[0]
-    code, out, err = _run(capsys, "describe", file, "--method", "robust_hdp", "--json")
+    code, _, err = _run(capsys, "describe", file, "--method", "robust_hdp", "--json")
     assert code == 0 and "left aside" not in err  # it has all of them
     kept = Path("typo.toml")
     kept.write_text(Path(file).read_text().replace("[method]", "[method]\nsmoothnes = 1"))

@@ -34,6 +34,16 @@ def test_every_method_builds_is_public_and_describes_itself(name: str) -> None:
     assert strategy.assumptions
 
 
+def test_a_misspelt_name_is_refused_with_the_nearest_one() -> None:
+    for name, near in (("weiavgg", "weiavg"), ("trian", "train"), ("Buget", "Budget")):
+        with pytest.raises(AttributeError, match=f"'{name}'; did you mean '{near}'"):
+            getattr(dpfl, name)
+    with pytest.raises(AttributeError, match=r"'qqqqq'$"):
+        dpfl.qqqqq  # noqa: B018
+    with pytest.raises(AttributeError, match="did you mean 'write_report'"):
+        dpfl.report.write_reports  # noqa: B018
+
+
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_nothing_that_decides_privacy_has_a_default(name: str) -> None:
     for setting in ("clip", "batch_size", "lr"):

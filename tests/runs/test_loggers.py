@@ -201,7 +201,7 @@ def test_a_logger_that_is_not_installed_is_one_sentence(
         (
             ["--log", "tensorbord"],
             2,
-            "there is no logger 'tensorbord'; choose tensorboard or mlflow",
+            "there is no logger 'tensorbord'; did you mean 'tensorboard'?",
         ),
         (["--log", "tensorboard", "--budgets", "1e-9", "--delta", "1e-12"], 4, "no finite noise"),
         (["--log", "tensorboard", "--clients", "5000"], 3, "clients"),

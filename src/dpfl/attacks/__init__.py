@@ -15,6 +15,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dpfl.core.errors import no_attribute
+
 if TYPE_CHECKING:
     from dpfl.attacks.auditing.audit import audit as audit
     from dpfl.attacks.inverting.invert import invert as invert
@@ -35,5 +37,5 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'dpfl.attacks' has no attribute '{name}'")
+        raise no_attribute(__name__, name, _HOMES)
     return getattr(import_module(f"dpfl.attacks.{_HOMES[name]}"), name)

@@ -37,9 +37,9 @@ class Federation(Sources):
 
     ``shards`` are the clients' records, all of one shape, with targets as ``task`` takes them.
     ``inputs`` says how stored records become a model's input. ``budgets`` and ``client_settings``
-    need not name every client; one budget or one set of settings is for all. ``stratified`` says that labels decided who holds a record or tests
-    on it. One record then decides which others are trained on, and neighbouring federations may
-    differ in more than one: runs on them are flagged.
+    need not name every client; one budget or one set of settings is for all. ``stratified`` says
+    that labels decided who holds a record or tests on it. One record then decides which others are
+    trained on, and neighbouring federations may differ in more than one: runs on them are flagged.
 
     ``unit`` is whose presence is hidden by what protects single units of the data: a record, or by
     its own word a person, whose records are one unit. ``schema`` says how features were made.
@@ -135,7 +135,8 @@ class Federation(Sources):
     def with_budgets(self, budgets: Mapping[Any, Budget] | Budget) -> Federation:
         """Return the same clients with these budgets, which replace those they had.
 
-        ``budgets`` are by client, or one for all; clients that were named by numbers may be named so again.
+        ``budgets`` are by client, or one for all; clients that were named by numbers may be named
+        so again.
         """
         numbered = {int(client): client for client in self.ids if client.isdecimal()}
         return replace(self, budgets=renamed(budgets, numbered))

@@ -29,6 +29,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from dpfl.core.errors import no_attribute
+
 if TYPE_CHECKING:
     from dpfl.report.inputs import ReportInput as ReportInput
     from dpfl.report.ledger_page import write_ledger_page as write_ledger_page
@@ -55,7 +57,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'dpfl.report' has no attribute '{name}'")
+        raise no_attribute(__name__, name, _HOMES)
     return getattr(import_module(f"dpfl.report.{_HOMES[name]}"), name)
 
 

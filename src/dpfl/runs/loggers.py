@@ -6,8 +6,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.errors import ConfigurationError, unknown_name
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.result import Summary
@@ -140,8 +139,8 @@ def logging_to(
     if name is None:
         yield None
         return
-    problem, remedy = f"there is no logger '{name}'", f"choose {' or '.join(_KINDS)}"
-    check(name in _KINDS, "--log", problem, remedy)
+    if name not in _KINDS:
+        raise unknown_name("--log", "logger", name, _KINDS)
     module, make = _KINDS[name]
     try:
         library = importlib.import_module(module)
