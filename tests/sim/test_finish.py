@@ -8,30 +8,38 @@ import html
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from torch import nn
 
+import dpfl
 from dpfl.cli.main import run_command
 from dpfl.engine.finish_scores import FinishScores
 from dpfl.report.page import write_report
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.result import Summary
-from dpfl.sim import finish as module, summary as summaries
+from dpfl.sim import finish as module
 from dpfl.sim.train import run_experiment
 
 CLIENTS = 5
 
 
-def experiment(**method: Any) -> Experiment:
+def experiment(personal_finish: bool | None = True, **method: Any) -> Experiment:
     return Experiment.from_dict(
         {
             "data": {"name": "digits"},
             "partition": {"kind": "iid", "clients": CLIENTS},
             "budgets": {"epsilon": [1.0, 2.0, 4.0, 8.0, 8.0], "delta": 1e-3},
             "method": method or {"name": "preconditioned"},
-            "run": {"seed": 3, **({"rounds": 2} if method else {})},
+            "run": {
+                "seed": 3,
+                **({"rounds": 2} if method else {}),
+                **({} if personal_finish is None else {"personal_finish": personal_finish}),
+            },
         }
     )
 
@@ -69,12 +77,13 @@ def test_a_summary_is_read_back_and_one_without_it_is_read_as_before(run: Path) 
     assert "finish" not in replace(summary, finish={}).to_dict()
 
 
-def test_nothing_that_is_published_depends_on_it(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_it_is_computed_only_when_asked_for_and_nothing_that_is_published_depends_on_it(
+    run: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(summaries, "finish_scores", lambda simulation: {})
     other = tmp_path / "run"
-    run_experiment(experiment(), other)
+    run_experiment(experiment(None), other)
+    write_report(other, other / "report.html")
+    assert 'id="personal-finish"' not in (other / "report.html").read_text()
     write_report(other, other / "public.html", public=True)
     assert not _summary(other).finish
     for name in ("model.safetensors", "model.json", "public.html", "rounds.jsonl"):
@@ -100,8 +109,9 @@ def test_the_report_has_a_table_with_a_row_for_each_client(run: Path) -> None:
 
 def test_the_terminal_has_the_means(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "experiment.toml"
-    file.write_text(experiment().to_toml())
-    assert run_command(["run", str(file), "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    file.write_text(experiment(None).to_toml())
+    options = ["--personal-finish", "--out", str(tmp_path / "run"), "--quiet"]
+    assert run_command(["run", str(file), *options]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     means = (
         r"\d+\.\d % with own records alone, \d+\.\d % with the common model, \d+\.\d % with both"
@@ -110,11 +120,33 @@ def test_the_terminal_has_the_means(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert re.search(rf"Federating helps \d of {CLIENTS} sites and buys nothing for \d", shown)
 
 
-def test_other_methods_have_none(tmp_path: Path) -> None:
+def test_every_method_that_trains_a_linear_head_has_one_and_others_have_none(
+    tmp_path: Path,
+) -> None:
     method = {"name": "weiavg", "lr": 0.3, "clip": 1.0, "batch_size": 8, "local_steps": 2}
     result = run_experiment(experiment(**method), tmp_path / "run")
+    assert len(result.summary.finish) == CLIENTS
+    values = {**experiment(**method).to_dict(), "model": {"name": "mlp"}}
+    result = run_experiment(Experiment.from_dict(values), tmp_path / "deep")
     assert not result.summary.finish
-    assert "finish" not in json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "finish" not in json.loads((tmp_path / "deep" / "summary.json").read_text())
+
+
+def test_who_does_not_ask_for_it_has_the_experiment_of_before(tmp_path: Path) -> None:
+    plain = experiment(None)
+    assert "personal_finish" not in plain.to_toml()
+    assert plain.digest() != experiment().digest()  # a run that is kept without it is not taken
+
+
+def test_from_python_it_is_an_argument() -> None:
+    rng = np.random.default_rng(0)
+    arrays = {name: (rng.normal(size=(40, 3)), rng.integers(0, 2, 40)) for name in "ab"}
+    federation = dpfl.Federation.from_arrays(arrays, budgets=dpfl.Budget(epsilon=5.0, delta=1e-3))
+    method = dpfl.weiavg(lr=0.1, clip=1.0, batch_size=8, local_steps=1)
+    own = {"rounds": 1, "seed": None, "progress": False}
+    train = partial(dpfl.train, nn.Sequential(nn.Linear(3, 2)), federation, method, **own)
+    assert train().summary.finish == {}
+    assert set(train(personal_finish=True).summary.finish) == {"a", "b"}
 
 
 def test_of_many_clients_a_fixed_sample_is_looked_at(

@@ -43,6 +43,7 @@ FIELDS: dict[str, tuple[str, Any, str]] = {
     "dropout": ("run.dropout", float, "Share of uploads that get lost, to see the effect."),
     "engine": ("run.engine", str, "stacked, one_by_one, or ray (a cluster; RAY_ADDRESS names it)."),
     "device": ("run.device", str, "Where local work is computed: cpu, or cuda where torch has it."),
+    "personal_finish": ("run.personal_finish", bool, "Compare with each client's own records."),
     "method": ("method.name", str, "Method."),
     "workers": ("run.workers", int, "Worker processes; they never change a result."),
     "seed": ("run.seed", int, "Seed; the run is repeatable, and NOT PRIVATE."),

@@ -150,7 +150,11 @@ class Experiment(TomlFile):
 
     def settings_key(self) -> object:
         """What the runs of one method must share: everything but the seed."""
-        return self.method, self.secure_sum, self.run.model_dump(exclude={"seed", "workers"})
+        return (
+            self.method,
+            self.secure_sum,
+            self.run.model_dump(exclude={"seed", "workers", "personal_finish"}),
+        )
 
     # -- building what the file describes ----------------------------------------------------------
 

@@ -110,7 +110,8 @@ class RunSection(RoundsSection):
     ``noise``: "seeded" can be repeated and protects nobody, "system" is drawn by the operating
     system. ``engine``, ``device`` and ``workers`` say how local work is executed. ``misreports``
     are clients that claim a multiple of their epsilon, ``dropout`` is the probability that an
-    upload gets lost.
+    upload gets lost. ``personal_finish`` compares the final model with what each client could make
+    of its own records; left out, it is not computed.
     """
 
     seed: int = Field(default=0, ge=0)
@@ -121,6 +122,7 @@ class RunSection(RoundsSection):
     evaluate_every: int = Field(default=1, ge=1)
     misreports: dict[str, float] = Field(default_factory=dict)
     dropout: float = Field(default=0.0, ge=0, le=1)
+    personal_finish: bool | None = None  # not False: runs that are kept keep their digest
 
 
 class ClientSettingsSection(Section):

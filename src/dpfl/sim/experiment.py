@@ -103,6 +103,7 @@ def setup_of(
             "dropout": own.dropout,
             "accounted": experiment.accounted_metric(),
             "built": experiment.built_model(federation),
+            "personal_finish": bool(own.personal_finish),
         },
     )
 

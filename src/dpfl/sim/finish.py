@@ -22,13 +22,12 @@ MOST_NUMBERS = 50_000_000
 def finish_scores(simulation: Simulation) -> dict[str, FinishScores]:
     """What clients get from their own records alone, from the common model and from both.
 
-    It is computed for methods that plan themselves, which train a linear head on public features.
     Of more than :data:`MOST_CLIENTS` clients, or where they hold much data, every so many-th is
     looked at, in the order of their names. Empty where nothing can be compared. The simulation is
     left as it is.
     """
-    strategy, state = simulation.strategy, simulation.state
-    if strategy.recipe is None or strategy.personal is not None:
+    state = simulation.state
+    if simulation.strategy.personal is not None:
         return {}
     model = copy.deepcopy(simulation.work.model)
     simulation.layout.write(simulation.published(), model)

@@ -74,7 +74,8 @@ class Simulation:
     the operator's record and results; ``digest`` names the experiment that a checkpoint belongs
     to. ``accounted`` is a metric that is measured on test records within the plan. ``built`` are
     the name and settings of a model that dpfl built. ``flags`` are raised beside those that follow
-    from the run itself. ``tap`` is an adversary between clients and server. ``tried`` says that the
+    from the run itself. ``tap`` is an adversary between clients and server. ``personal_finish``
+    asks for what clients could make of their own records, in the summary. ``tried`` says that the
     model was found to fit these records before.
     """
 
@@ -95,6 +96,7 @@ class Simulation:
     built: Plain | None = None
     flags: tuple[RaisedFlag, ...] = ()
     tap: Tap | None = None
+    personal_finish: bool = False
     tried: bool = False
 
     def __post_init__(self) -> None:

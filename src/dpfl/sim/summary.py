@@ -38,7 +38,7 @@ def summarise(
         rounds=rounds,
         scores=simulation.evaluate(details=True),
         tested=ModelTested.COMMON if strategy.personal is None else ModelTested.PERSONAL,
-        finish=finish_scores(simulation),
+        finish=finish_scores(simulation) if simulation.personal_finish else {},
         epsilon=EpsilonSpread.of(lines),
         epsilon_against=_epsilon_against(simulation, lines),
         clients_left=tuple(sorted(left.union(*(line.left for line in history)))),

@@ -60,6 +60,7 @@ def train(
     filter: FilterName = "renyi",  # noqa: A002 - as everywhere else
     misreports: Mapping[str, float] | None = None,
     accounted: AccountedMetric | None = None,
+    personal_finish: bool = False,
 ) -> Result:
     """Simulate a federation, and return the trained model with what every client spent.
 
@@ -98,6 +99,8 @@ def train(
         accounted: A metric that is measured every few rounds on private test records, with a share
             of every budget; it is in the round's record as ``measured``. Left out, it is the metric
             of ``early_stopping`` if that is an accounted one.
+        personal_finish: At the end, compare the model with what each client could make of its own
+            records; ``summary.finish`` has it by client.
     """
     check_arguments(
         model=model,
@@ -143,6 +146,7 @@ def train(
             "engine": engine,
             "device": device,
             "workers": workers,
+            "personal_finish": personal_finish,
             "flags": early_stopping.flags if early_stopping else (),
         },
     )
