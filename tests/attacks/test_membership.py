@@ -62,7 +62,6 @@ def setup_for(
         rounds=rounds,
         seed=PublicSeed(3),
         seeded=True,
-        name="test",
         digest="test",
         description="",
     )

@@ -44,7 +44,8 @@ def run(**more: Any) -> dpfl.Result:
 def bits(result: dpfl.Result) -> list[Any]:
     """Everything about a result that a resumed run must share."""
     told = [line.to_dict() for line in result.history], result.summary.to_dict()
-    told[1].pop("seconds")
+    for name in ("seconds", "run"):  # the name of a run is drawn at random
+        told[1].pop(name)
     return [*(p.detach().numpy().tobytes() for p in result.model.parameters()), *told]
 
 

@@ -73,6 +73,31 @@ def test_a_kill_at_a_named_point_changes_nothing(
         assert _traces(folder) == expected
 
 
+def test_a_name_is_drawn_at_random_and_kept_by_whoever_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is published, so it may follow neither from records nor from budgets."""
+    experiment = small(run={"rounds": 4})
+    names = []
+    for number, point in enumerate(("write_safely", "Ledger.charge", "close_round")):
+        folder = tmp_path / f"{number}"
+        with monkeypatch.context() as patch:
+            _strike(patch, point, "after", 1 if point == "write_safely" else 2)
+            with pytest.raises(Killed):
+                run_experiment(experiment, folder)
+        begun = (folder / "ledger.sqlite").exists()
+        before = Ledger.open(folder / "ledger.sqlite").identity() if begun else None
+        summary = run_experiment(experiment, folder, resume=True).summary
+        names.append(summary.run)
+        assert before in (None, summary.run)
+        assert begun == (point != "write_safely")  # that one strikes before there is a ledger
+        digest = experiment.digest()
+        written = (folder / "summary.json").read_text() + (folder / "model.json").read_text()
+        assert not any(digest[i : i + 12] in written for i in range(len(digest) - 12))
+    assert len(set(names)) == len(names)
+    assert all(name.startswith("weiavg-") for name in names)
+
+
 def test_an_adaptive_clip_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,7 +113,7 @@ def observe(setup: Setup, **more: Any) -> Observation:
     ``more`` are arguments of :class:`~dpfl.sim.loop.Simulation` beside those of the ``setup``.
     """
     with closing(open_ledger(None, True, "renyi")) as ledger:
-        simulation = setup.simulation(setup.new_name(unique=True), ledger, **more)
+        simulation = setup.simulation(setup.new_name(), ledger, **more)
         observation = Observation.of(simulation)
 
         def record(state: State, plan: Plan, uplinks: Sequence[Uplink]) -> Sequence[Uplink]:

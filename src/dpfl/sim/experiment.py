@@ -6,7 +6,6 @@ from pathlib import Path
 
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError
-from dpfl.data.units import SPLIT_VERSION
 from dpfl.engine.evaluation import Scores
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
@@ -91,7 +90,6 @@ def setup_of(
         rounds=own.rounds,
         seed=experiment.public_seed(),
         seeded=own.noise == "seeded",
-        name=f"{experiment.method.name}-{experiment.digest()[:16]}-{SPLIT_VERSION}",
         digest=f"{experiment.digest()}:{federation.fingerprint()}",
         description=experiment.to_toml(),
         settings={

@@ -35,9 +35,9 @@ class Setup:
     """What is simulated, before it has a ledger.
 
     ``seed`` is the root of public randomness; ``seeded`` says that noise comes from it, too.
-    ``name`` is what the run is called, if it can be repeated; ``digest`` names the experiment and
-    its data. ``description`` is the text that a folder keeps of it, of a run that ``python``
-    started or of an experiment file. ``settings`` are further arguments of the simulation.
+    ``digest`` names the experiment and its data, for whoever resumes it. ``description`` is the
+    text that a folder keeps of it, of a run that ``python`` started or of an experiment file.
+    ``settings`` are further arguments of the simulation.
     """
 
     model: nn.Module
@@ -46,7 +46,6 @@ class Setup:
     rounds: int | None
     seed: PublicSeed
     seeded: bool
-    name: str
     digest: str
     description: str
     python: bool = False
@@ -77,11 +76,11 @@ class Setup:
             for member in _hardest(simulation.members.values()):
                 simulation.agreement.phases(member.participant)
 
-    def new_name(self, *, unique: bool = False) -> str:
-        """Name the run: by content where it can be repeated, unless it must be ``unique``."""
-        if unique:
-            return f"{self.strategy.name}-{uuid.uuid4().hex[:12]}"
-        return self.name if self.seeded else f"{self.name}-{uuid.uuid4().hex[:8]}"
+    def new_name(self) -> str:
+        """Name the run at random. A name is published, with a ledger for instance, and whoever
+        guesses private records or budgets could try their guess against a digest of them.
+        """
+        return f"{self.strategy.name}-{uuid.uuid4().hex[:12]}"
 
 
 def _hardest(members: Iterable[Member]) -> list[Member]:
@@ -124,7 +123,7 @@ def in_memory(setup: Setup, file: LedgerFile | None = None) -> Iterator[Simulati
     It is charged to a ledger ``file``, or to a ledger that is gone with it.
     """
     with closing(file.open() if file else open_ledger(None, True, "renyi")) as ledger:
-        yield setup.simulation(setup.new_name(unique=True), ledger)
+        yield setup.simulation(setup.new_name(), ledger)
 
 
 @contextmanager
@@ -169,7 +168,7 @@ def _charged(place: RunFolder) -> bool:
 def _new_name(place: RunFolder, setup: Setup, file: LedgerFile | None) -> str:
     """Name a run that starts; a ledger of the folder's own is made, and has the run's name."""
     if file is not None:
-        return setup.new_name(unique=True)
+        return setup.new_name()
     if place.ledger.exists():
         with closing(Ledger.open(place.ledger)) as ledger:
             return ledger.identity()

@@ -137,7 +137,6 @@ def train(
         rounds=rounds,
         seed=PublicSeed(seed or 0),
         seeded=seed is not None,
-        name=f"{strategy.name}-{training.digest[:16]}",
         digest=training.digest,
         description=training.to_json(),
         python=True,

@@ -106,7 +106,6 @@ class Game:
                 rounds=self.rounds,
                 seed=PublicSeed(seed or 0),
                 seeded=seed is not None,
-                name="audit",
                 digest="audit",
                 description="",
                 settings={"evaluate_every": 10**6, "engine": self.engine},
