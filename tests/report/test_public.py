@@ -261,8 +261,17 @@ def test_every_setting_of_a_run_is_known_to_be_public_or_left_out(dp_fed_ls: Pat
         lambda e: e["budgets"].update(epsilon="canary-budgets"),
         lambda e: e.update(clients={"canary-a": {"lr": 0.1}}),
         lambda e: e.update(data={"folder": "/home/canary", "label": "canary"}),
+        lambda e: e["model"].update(weights="/home/canary/w", weights_sha256="0" * 64),
     ],
-    ids=["public clients", "misreports", "budgets", "name of budgets", "clients", "folder"],
+    ids=[
+        "public clients",
+        "misreports",
+        "budgets",
+        "name of budgets",
+        "clients",
+        "folder",
+        "model",
+    ],
 )
 def test_no_section_of_the_experiment_carries_a_name(
     change: Callable[[Any], object], pfa: Path

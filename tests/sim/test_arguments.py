@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,10 @@ import dpfl
 from dpfl import Budget, ClientSettings, Federation, PublicSeed, make_budgets
 from dpfl.core.errors import ConfigurationError, DpflError
 from dpfl.core.types import PlugOutput, PlugState, Rows, Total
+from dpfl.models import freeze
 from dpfl.plugs.weights import Weights
 from dpfl.strategy.record_level import RecordWork, record_level
+from dpfl.strategy.robust import with_aggregation
 
 from . import own_training as own
 
@@ -40,6 +43,42 @@ DOORS: dict[str, tuple[Callable[[], Any], str]] = {
     "method not called": (lambda: train(strategy=dpfl.weiavg), "strategy is Method"),
     "rounds as text": (lambda: train(rounds="3"), "rounds = '3'"),
     "no rounds": (lambda: train(rounds=0), "rounds = 0"),
+    "rounds left out": (lambda: train(rounds=None), "rounds = None"),
+    "rounds without end": (lambda: train(rounds=10**9), "at most 1000000"),
+    "described": (
+        lambda: dpfl.describe(
+            federation=FEDERATION,
+            model=nn.Linear(3, 2),
+            strategy=dpfl.weiavg(**SETTINGS),
+            rounds=0,
+        ),
+        "describe: rounds = 0",
+    ),
+    "accounted": (lambda: train(accounted="auc"), "accounted is 'auc', not an AccountedMetric"),
+    "no ledger": (lambda: train(new_ledger=True), "new_ledger=True without a ledger"),
+    "task": (lambda: Federation.from_arrays({"a": (X, Y)}, task="binry"), "^task: .* 'binary'"),
+    "metric": (
+        lambda: Federation.from_arrays({"a": (X, Y)}, task={"metric": "acuracy"}),
+        "^task metric: 'acuracy' is not a metric of classification; did you mean 'accuracy'",
+    ),
+    "loss": (
+        lambda: Federation.from_arrays({"a": (X, Y)}, task={"name": "regression", "loss": "hub"}),
+        "^task: loss = 'hub'; did you mean 'huber'",
+    ),
+    "labels with a gap": (
+        lambda: Federation.from_arrays({"a": (X, 15 * Y)}),
+        "number the classes without gaps",
+    ),
+    "aggregation": (
+        lambda: with_aggregation(dpfl.weiavg(**SETTINGS), "krm"),
+        "^aggregation: aggregation = 'krm'; did you mean 'krum'",
+    ),
+    "freeze": (lambda: freeze(nn.Linear(3, 2), ["body"]), "^freeze: 'body' begins the name"),
+    "linear head": (
+        lambda: train(strategy=dpfl.preconditioned(), rounds=None),
+        "trains a linear head on public features",
+    ),
+    "data set": (lambda: dpfl.load_dataset("mnist", "nowhere"), "its files are in none of nowhere"),
     "negative seed": (lambda: train(seed=-1), "-1 is not a seed"),
     "seed as text": (lambda: train(seed="1"), "'1' is not a seed"),
     "engine": (lambda: train(engine=["stacked"]), "engine = "),
@@ -89,8 +128,10 @@ DOORS: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize(("door", "said"), DOORS.values(), ids=DOORS)
 def test_a_wrong_kind_of_argument_is_one_sentence(door: Callable[[], Any], said: str) -> None:
-    with pytest.raises(DpflError, match=said):
+    with pytest.raises(DpflError, match=said) as raised:
         door()
+    # Who calls Python has neither sections of a file nor options of a command.
+    assert not re.search(r"\[\w+\] |\[\w+\]:|--\w", str(raised.value))
 
 
 class _Total(Weights):

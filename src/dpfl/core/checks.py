@@ -91,14 +91,15 @@ def one_of(where: str, choices: Collection[str], **values: str) -> None:
             raise ConfigurationError(where, f"{name} = {value!r}", remedy)
 
 
-def whole_number(where: str, name: str, value: Any, least: int = 1) -> int:
-    """Return a whole number of at least ``least``; anything else is refused.
+def whole_number(where: str, name: str, value: Any, least: int = 1, most: float = math.inf) -> int:
+    """Return a whole number of at least ``least`` and at most ``most``; anything else is refused.
 
     >>> whole_number("here", "count", 3.0)
     3
     """
-    remedy = f"give a whole number of at least {least}"
-    _each(where, {name: value}, lambda x: x >= least and finite(x) and x % 1 == 0, remedy)
+    bound = f" and at most {most}" if finite(most) else ""
+    remedy = f"give a whole number of at least {least}{bound}"
+    _each(where, {name: value}, lambda x: least <= x <= most and finite(x) and x % 1 == 0, remedy)
     return int(value)
 
 

@@ -60,7 +60,7 @@ def not_found(name: str, places: Sequence[Path], files: str) -> DataError:
     ``files`` says what to put there.
     """
     problem = f"its files are in none of {', '.join(map(str, places))}"
-    remedy = f"put {files} there, or name the folder with --data"
+    remedy = f"put {files} there, or in a folder that DPFL_DATA names"
     return DataError(f"data set '{name}'", problem, remedy)
 
 

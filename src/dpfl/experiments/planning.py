@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from dpfl.core.checks import check
+from dpfl.core.checks import MOST_ROUNDS, check, whole_number
 from dpfl.core.random import PublicSeed
 from dpfl.data.federation import Federation
 from dpfl.experiments.describe import Description, describe as describe_experiment, description_of
@@ -73,6 +73,7 @@ def describe(
     lacking = [name for name in own if name not in given]
     remedy = "give an experiment, or federation, model, strategy and rounds"
     check(not lacking, "describe", f"lacks {', '.join(lacking)}", remedy)
+    whole_number("describe", "rounds", rounds, most=MOST_ROUNDS)
     arguments: Any = {**own, "model": copy.deepcopy(model)}
     with closing(Ledger.create(":memory:", "plan")) as ledger:
         run = Run(name="plan", ledger=ledger, seed=None, public=PublicSeed(0))

@@ -25,7 +25,7 @@ HALTS = (0.25, 0.5)
 
 UNACCOUNTED_TUNING = (
     "Tuned on the clients' own records: what was chosen depends on them, and no privacy cost "
-    "covers that. Tune on public or proxy data (--tune-on) to avoid it."
+    "covers that. Tune on public or proxy data to avoid it (--tune-on, or on=... in Python)."
 )
 PROXY_TUNING = "Tuned on {data}: what was chosen says nothing of the clients' records."
 

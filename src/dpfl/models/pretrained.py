@@ -73,7 +73,7 @@ def freeze(model: nn.Module, prefixes: Iterable[str]) -> set[str]:
             parts = [name.split(".") for name in parameters]
             known = {".".join(part[:n]) for part in parts for n in range(1, len(part) + 1)}
             problem = f"'{prefix}' begins the name of no parameter"
-            raise ConfigurationError("[model] freeze", problem, _nearest(prefix, known))
+            raise ConfigurationError("freeze", problem, _nearest(prefix, known))
         frozen |= names
     for name in frozen:
         parameters[name].requires_grad_(False)

@@ -77,7 +77,7 @@ def public_experiment(experiment: Experiment) -> Plain:
         "data": {"folder": "withheld"} if name is None else {"name": name},
         "partition": experiment.partition.model_dump(include=_PARTITION, exclude_none=True),
         "budgets": budgets,
-        "model": experiment.model.model_dump(exclude_none=True),
+        "model": experiment.model.model_dump(exclude_none=True, exclude={"weights"}),
         "method": method,
         "run": run,
     }

@@ -209,7 +209,7 @@ class RunFolder:
         try:
             values = _table(self.summary.read_text())
         except (OSError, ValueError) as error:
-            remedy = "finish the run with dpfl run --resume"
+            remedy = "finish the run: resume it"
             problem = f"cannot be read ({read_problem(error)})"
             raise FolderError(where, problem, remedy) from error
         return Summary.from_dict(values, where)

@@ -8,7 +8,7 @@ from dpfl.core.random import PublicSeed
 from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.models import freeze, load_weights, make_model
 from dpfl.models.features import auto_features
-from dpfl.runs.toml_file import Section
+from dpfl.runs.toml_file import Section, in_section
 
 
 class ModelSection(Section):
@@ -52,7 +52,8 @@ class ModelSection(Section):
         loaded = None
         if self.weights is not None:
             loaded = load_weights(model, self.weights, self.weights_sha256)
-        missing = freeze(model, self.freeze or ()) - (set() if loaded is None else loaded)
+        with in_section("model"):
+            missing = freeze(model, self.freeze or ()) - (set() if loaded is None else loaded)
         problem = f"'{min(missing, default='')}' is frozen, and {self.weights} does not hold it"
         remedy = "learn it, or add it to the weights"
         check(loaded is None or not missing, "[model] freeze", problem, remedy)

@@ -57,7 +57,7 @@ def _with_budgets(section: Plain, folder: Path) -> Plain:
     delta = {client: deltas.get(client, common) for client in epsilons}
     for client, value in delta.items():
         if value is None:
-            remedy = "give a delta column or --delta"
+            remedy = "give a delta column, or one delta for all"
             raise ConfigurationError(where, f"has no delta for '{client}'", remedy)
         if complete and common not in (None, value):
             problem = f"gives '{client}' delta {value}, and {common} was given for all"

@@ -269,7 +269,7 @@ def read_records(path: Path, predictor: Predictor, drop: tuple[str, ...] = ()) -
         return predictor.schema.features(columns, str(path))
     size = int(np.prod(predictor.shape))
     problem = f"has {len(columns)} columns, the model takes {size}"
-    remedy = "give the features of training in their order; leave the label out (--drop)"
+    remedy = "give the features of training in their order; leave the label out"
     check(len(columns) == size, str(path), problem, remedy, DataError)
     table = [_numbers(path, name, cells) for name, cells in columns.items()]
     return np.stack(table, axis=1).reshape(count, *predictor.shape)

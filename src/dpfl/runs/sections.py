@@ -12,7 +12,7 @@ from dpfl.runs.data_section import DataSection as DataSection
 from dpfl.runs.model_section import ModelSection as ModelSection, OfferedModel as OfferedModel
 from dpfl.runs.server_section import ServerSection as ServerSection
 from dpfl.runs.site_file import ClientSection as ClientSection
-from dpfl.runs.toml_file import Section
+from dpfl.runs.toml_file import Section, in_section
 from dpfl.secure_sum.trust import LEAST_HONEST
 from dpfl.strategy import Strategy, with_secure_sum
 from dpfl.tasks import Task, make_task
@@ -67,7 +67,8 @@ class TaskSection(BaseModel):
         known = own.to_dict() if own is not None and self.name in (None, own.name) else {}
         if "metric" in known and self.metric is None:
             del known["metric"]
-        return make_task({**known, **self.model_dump(exclude_none=True)})
+        with in_section("task"):
+            return make_task({**known, **self.model_dump(exclude_none=True)})
 
 
 class RoundsSection(Section):

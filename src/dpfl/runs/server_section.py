@@ -7,7 +7,7 @@ from typing import Literal
 
 from dpfl.core.checks import check
 from dpfl.plugs import step as steps
-from dpfl.runs.toml_file import Section
+from dpfl.runs.toml_file import Section, in_section
 from dpfl.strategy import Strategy
 from dpfl.strategy.robust import with_aggregation, with_clipped_rows
 
@@ -53,10 +53,12 @@ class ServerSection(Section):
             for key in robust:
                 check(False, f"[server] {key}", "belongs to an aggregation", "name one")
         else:
-            strategy = with_aggregation(strategy, self.aggregation, **robust)
+            with in_section("server"):
+                strategy = with_aggregation(strategy, self.aggregation, **robust)
         if self.clip is None:
             return strategy
-        return with_clipped_rows(strategy, None if self.clip == "median" else self.clip)
+        with in_section("server"):
+            return with_clipped_rows(strategy, None if self.clip == "median" else self.clip)
 
     def step(self, own: steps.Step, rounds: int) -> steps.Step:
         """Return the step that this section asks for, in place of a method's ``own``."""

@@ -5,6 +5,8 @@ problem.
 import hashlib
 import json
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date, time
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -14,10 +16,19 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError, FolderError, did_you_mean
+from dpfl.core.errors import ConfigurationError, DpflError, FolderError, did_you_mean
 from dpfl.core.files import text_of
 from dpfl.core.types import Plain
 from dpfl.runs.validation import Problem, first_problem
+
+
+@contextmanager
+def in_section(name: str) -> Iterator[None]:
+    """Let the errors of what is built from a section say in which section it stands."""
+    try:
+        yield
+    except DpflError as error:
+        raise error.within(name) from error
 
 
 class Section(BaseModel):

@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from dpfl.core.checks import check, finite, one_of, whole_number
+from dpfl.core.checks import MOST_ROUNDS, check, finite, one_of, whole_number
 from dpfl.core.random import PublicSeed
 from dpfl.data.federation import Federation
 from dpfl.engine import ENGINES
+from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.sim.callbacks import EarlyStopping
 from dpfl.strategy import Strategy
 
@@ -25,8 +26,8 @@ def check_arguments(
 ) -> None:
     """Refuse arguments of the wrong kind, before anything is copied, opened or charged.
 
-    ``given`` are ``model``, ``federation``, ``strategy``, ``engine``, ``ledger``, ``misreports``
-    and ``progress``; what is left out is not checked.
+    ``given`` are ``model``, ``federation``, ``strategy``, ``engine``, ``ledger``, ``new_ledger``,
+    ``misreports``, ``accounted`` and ``progress``; what is left out is not checked.
     """
     for name, (kind, remedy) in _KINDS.items():
         own = given.get(name)
@@ -40,7 +41,7 @@ def check_arguments(
     if rounds is None and isinstance(own, Strategy) and own.recipe is not None:
         del counts["rounds"]  # it plans them
     for name, value in counts.items():
-        whole_number("train", name, value)
+        whole_number("train", name, value, most=MOST_ROUNDS)
     if seed is not None:
         PublicSeed(seed)
     if "engine" in given:
@@ -49,6 +50,12 @@ def check_arguments(
     remedy = "give a path, or leave it out to keep the ledger in memory"
     path = ledger is None or isinstance(ledger, str | Path)
     check(path, "train", f"ledger is {_named(ledger)}, not a path", remedy)
+    opened = ledger is not None or not given.get("new_ledger")
+    check(opened, "train", "new_ledger=True without a ledger", "say which: give ledger=...")
+    metric = given.get("accounted")
+    remedy = "give dpfl.AccountedMetric(metric=..., every=..., share=...)"
+    measured = metric is None or isinstance(metric, AccountedMetric)
+    check(measured, "train", f"accounted is {_named(metric)}, not an AccountedMetric", remedy)
     progress = given.get("progress")
     remedy = "give True, False, or a function of rounds done, rounds planned and the last record"
     called = progress is None or isinstance(progress, bool) or callable(progress)

@@ -112,7 +112,9 @@ def train(
         workers=workers,
         evaluate_every=evaluate_every,
         ledger=ledger,
+        new_ledger=new_ledger,
         misreports=misreports,
+        accounted=accounted,
         progress=progress,
     )
     check_hooks(folder=folder, resume=resume, callbacks=callbacks, early_stopping=early_stopping)

@@ -97,7 +97,7 @@ class Preconditioning(Recipe):
         buffers, where = dict(model.named_buffers()), f"method '{strategy.name}'"
         good = isinstance(model, OnFeatures) and CENTRE in buffers
         problem = "trains a linear head on public features, and this model is another"
-        remedy = "use [model] name = 'linear_head', or a method for any model"
+        remedy = "use the model 'linear_head', or a method for any model"
         check(good, where, problem, remedy)
         assert isinstance(model, OnFeatures)
         linear, constant = model.linear, getattr(model, "constant", None)

@@ -24,13 +24,13 @@ def with_aggregation(strategy: Strategy, name: str, **settings: Any) -> Strategy
 
         dpfl.train(model, federation, with_aggregation(dpfl.weiavg(...), "krum", byzantine=2), ...)
     """
-    where = "[server] aggregation"
+    where = "aggregation"
     one_of(where, AGGREGATIONS, aggregation=name)
     kind = AGGREGATIONS[name]
     known = {field.name for field in fields(kind)}
     for setting in settings:
         remedy = f"it has {' and '.join(sorted(known)) or 'no settings'}"
-        check(setting in known, f"[server] {setting}", f"{name} has none", remedy)
+        check(setting in known, f"aggregation {setting}", f"{name} has none", remedy)
     _check_rows(strategy, where, name)
     plug = kind(**settings)
     if isinstance(plug, Weights):
@@ -47,7 +47,7 @@ def with_clipped_rows(strategy: Strategy, bound: float | None = None) -> Strateg
     post-processing. Methods whose guarantee rests on noise in a sum are refused, as for any other
     robust aggregation (:func:`with_aggregation`).
     """
-    where = "[server] clip"
+    where = "clip"
     _check_rows(strategy, where, "clipping rows")
     _check_not_cleaned(strategy, where, "leave clip out, or use another method or aggregation")
     return replace(strategy, clean=ClippedRows(bound=bound))

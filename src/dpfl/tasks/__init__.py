@@ -54,15 +54,15 @@ def make_task(given: Mapping[str, Any] | str | Task | None) -> Task:
     if name == CustomTask.name:
         raise cannot_load()
     if name not in TASKS:
-        raise unknown_name("[task]", "task", name, TASKS)
+        raise unknown_name("task", "task", name, TASKS)
     known = {field.name for field in fields(TASKS[name])}
     for key in values:
         problem = f"is not a setting of {name}"
-        check(key in known, f"[task] {key}", problem, did_you_mean(key, known))
+        check(key in known, f"task {key}", problem, did_you_mean(key, known))
     settings: dict[str, Any] = {
         k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
     }
     try:
         return TASKS[name](**settings)
     except TypeError as error:
-        raise ConfigurationError("[task]", str(error), "check the settings' types") from error
+        raise ConfigurationError("task", str(error), "check the settings' types") from error

@@ -38,7 +38,7 @@ class Task:
         known = self.known_metrics
         problem = f"'{self.metric}' is not a metric of {self.name}"
         remedy = did_you_mean(self.metric, known)
-        check(self.metric in known, "[task] metric", problem, remedy)
+        check(self.metric in known, "task metric", problem, remedy)
 
     @property
     def known_metrics(self) -> tuple[str, ...]:

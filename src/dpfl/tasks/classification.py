@@ -54,10 +54,10 @@ class Classification(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where = "[task] class_weights"
+        where = "task class_weights"
         object.__setattr__(self, "class_weights", weights_of(where, self.class_weights))
         if self.classes is not None:
-            count = whole_number("[task]", "classes", self.classes)
+            count = whole_number("task", "classes", self.classes)
             object.__setattr__(self, "classes", count)
         if self.classes is not None and self.class_weights is not None:
             problem = f"{len(self.class_weights)} weights for {self.classes} classes"
@@ -92,7 +92,7 @@ class Classification(Task):
         gaps = torch.nonzero(torch.bincount(labels.long(), minlength=1) == 0).flatten().tolist()
         named = ", ".join(map(str, gaps[:5])) + (", ..." if len(gaps) > 5 else "")
         problem = f"labels go up to {largest}, and nobody has a record of class {named}"
-        remedy = f"number the classes without gaps, or declare classes = {largest + 1} ([task])"
+        remedy = f"number the classes without gaps, or declare classes = {largest + 1}"
         check(not (len(labels) and gaps), "federation", problem, remedy, DataError)
         return replace(self, classes=largest + 1)
 
@@ -168,7 +168,7 @@ class Binary(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("[task]", positive_weight=self.positive_weight)
+        positive("task", positive_weight=self.positive_weight)
 
     @property
     def width(self) -> int:

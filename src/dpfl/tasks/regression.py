@@ -36,10 +36,10 @@ class Regression(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("[task]", ("squared", "huber"), loss=self.loss)
-        positive("[task]", delta=self.delta)
+        one_of("task", ("squared", "huber"), loss=self.loss)
+        positive("task", delta=self.delta)
         if self.outputs_per_record is not None:
-            count = whole_number("[task]", "outputs_per_record", self.outputs_per_record)
+            count = whole_number("task", "outputs_per_record", self.outputs_per_record)
             object.__setattr__(self, "outputs_per_record", count)
 
     @property
