@@ -339,7 +339,7 @@ BAD: list[tuple[list[str], int, str]] = [
     ([*FULL, *LR, *W, "--search", "halvin"], 2, "did you mean 'halving'"),
     ([*FULL, *W, "--over", "budgets.scale=1,2"], 2, "not a setting of a method"),
     ([*FULL, *W, "--over", "lr=1,2"], 2, "FIELD=VALUE"),
-    ([*FULL, *W, "--over", "method.lrr=1,2"], 2, "did you mean 'lr'"),
+    ([*FULL, *W, "--over", "method.lrr=1,2"], 2, "did you mean 'method.lr'"),
     ([*FULL, *W, "--over", "method.lr=1,-2"], 2, "lr = -2"),
     ([*FULL, *W, "--over", "method.lr=1,many"], 2, "not a number"),
     ([*FULL, *LR, *W, "--seeds", "0"], 2, "--seeds"),

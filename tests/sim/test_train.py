@@ -276,7 +276,7 @@ def test_a_metric_of_whole_rounds_is_flagged_unless_it_says_that_it_looks_at_not
         ({"callbacks": [3]}, "callbacks = [3]"),
         ({"callbacks": print}, "callbacks = "),
         ({"callbacks": [lambda end: 3.5]}, "returned 3.5"),
-        ({"early_stopping": 3}, "early_stopping = 3"),
+        ({"early_stopping": 3}, "early_stopping is int"),
         ({"resume": True}, "resume=True without a folder"),
     ],
 )

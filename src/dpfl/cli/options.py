@@ -218,8 +218,8 @@ def _with_method(values: Values, method: str) -> Values:
     fitting = for_method(values, method, compared=False)
     left = [
         f"{section}.{name}"
-        for section, own in values.items()
-        for name in own
+        for section, table in values.items()
+        for name in table
         if name not in fitting.get(section, {})
     ]
     if left:

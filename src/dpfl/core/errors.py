@@ -148,13 +148,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(words)}"
 
 
-def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError:
+def no_attribute(module: str, name: str, names: Iterable[str]) -> AttributeError:
     """Build the error for a name that a module does not have, with the nearest that it has.
 
     >>> no_attribute("dpfl", "weiavgg", ["train", "weiavg"])
     AttributeError("module 'dpfl' has no attribute 'weiavgg'; did you mean 'weiavg'?")
     """
-    near = did_you_mean(name, known)
+    near = did_you_mean(name, names)
     hint = f"; {near}" if near.endswith("?") else ""  # of so many names a list helps nobody
     return AttributeError(f"module '{module}' has no attribute '{name}'{hint}")
 

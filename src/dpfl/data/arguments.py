@@ -12,7 +12,7 @@ def check_kind(name: str, given: Any, kind: type) -> None:
     check(isinstance(given, kind), "federation", problem, remedy)
 
 
-def per_client(name: str, given: Any, kind: type, clients: Collection[str]) -> Mapping[str, Any]:
+def per_client(name: str, given: Any, kind: type, clients: Collection[str]) -> Any:
     """Return a mapping of clients to objects of this kind; one object is for all of them."""
     if isinstance(given, kind):
         return dict.fromkeys(clients, given)

@@ -66,19 +66,15 @@ def load_dataset(name: str, folder: Path | str | None = None) -> Dataset:
 
 def _digits(folder: Path | None) -> Dataset:
     """1,797 handwritten digits, 8 x 8 grey, 10 classes (scikit-learn)."""
-    x, y = _read_digits()
-    return _dataset("digits", 10, (x / 16.0, y.copy()), Numbers(picture=(1, 8, 8)))
+    rows = _sklearn_rows("digits.csv.gz", delimiter=",")
+    return _dataset("digits", 10, (rows[:, :-1] / 16.0, rows[:, -1]), Numbers(picture=(1, 8, 8)))
 
 
 @cache
-def _read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Read once a process: it takes longer than a round."""
-    rows = _sklearn_rows("digits.csv.gz", delimiter=",")
-    return rows[:, :-1], rows[:, -1].astype(int)
-
-
 def _sklearn_rows(name: str, **layout: Any) -> np.ndarray:
-    """A text file of numbers that comes with scikit-learn, which takes long to import."""
+    """A text file of numbers that comes with scikit-learn, which takes long to import; read once a
+    process, for that takes longer than a round.
+    """
     path = distribution("scikit-learn").locate_file(f"sklearn/datasets/data/{name}")
     return np.loadtxt(str(path), **layout)
 
@@ -95,9 +91,8 @@ _BREAST_CANCER_RANGES = """
 def _breast_cancer(folder: Path | None) -> Dataset:
     """569 biopsies, 30 features, 2 classes (scikit-learn)."""
     rows = _sklearn_rows("breast_cancer.csv", delimiter=",", skiprows=1)
-    x, y = rows[:, :-1], rows[:, -1].astype(int)
     low, high = np.array(_BREAST_CANCER_RANGES.split(), dtype=float).reshape(-1, 2).T
-    return _dataset("breast_cancer", 2, (2 * (x - low) / (high - low) - 1, y))
+    return _dataset("breast_cancer", 2, (2 * (rows[:, :-1] - low) / (high - low) - 1, rows[:, -1]))
 
 
 # Round ranges that hold the values of such measurements: age, sex, body mass index, blood pressure,
@@ -107,7 +102,8 @@ _DIABETES_RANGES = "0 100  1 2  15 45  50 150  80 320  30 250  20 100  1 10  3 7
 
 def _diabetes(folder: Path | None) -> Dataset:
     """442 patients, 10 features, disease progression in hundreds: a regression (scikit-learn)."""
-    x, y = _sklearn_rows("diabetes_data_raw.csv.gz"), _sklearn_rows("diabetes_target.csv.gz")
+    x = _sklearn_rows("diabetes_data_raw.csv.gz")
+    y = _sklearn_rows("diabetes_target.csv.gz")
     low, high = np.array(_DIABETES_RANGES.split(), dtype=float).reshape(-1, 2).T
     features = torch.from_numpy((2 * (x - low) / (high - low) - 1).astype(np.float32))
     targets = torch.from_numpy((y / 100).astype(np.float32))

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from dpfl.core.checks import check, one_of
-from dpfl.core.errors import DataError, DpflError, did_you_mean, unknown_name
+from dpfl.core.errors import (
+    ConfigurationError,
+    DataError,
+    DpflError,
+    did_you_mean,
+    unknown_name,
+)
 from dpfl.core.layout import Layout
 from dpfl.datasets.named import DATASETS
 from dpfl.experiments.pool import Task
@@ -188,12 +194,13 @@ def own_searches(
     return found
 
 
-def check_settings(base: Values, methods: Iterable[str]) -> None:
-    """Refuse a method setting of ``base`` that none of the ``methods`` has."""
-    known = {name for method in methods for name in find(method).settings} | {"name"}
-    for setting in base.get("method", {}):
-        problem = f"none of the methods has '{setting}'"
-        check(setting in known, "settings", problem, did_you_mean(setting, known))
+def check_settings(fields: Iterable[str], methods: Iterable[str]) -> None:
+    """Refuse a method setting among dotted ``fields`` that none of the ``methods`` has."""
+    known = {f"method.{name}" for method in methods for name in find(method).settings}
+    for field in fields:
+        if field.startswith("method.") and field not in known:
+            remedy = did_you_mean(field, known)
+            raise ConfigurationError("settings", f"none of the methods has '{field}'", remedy)
 
 
 # -- what the four have in common ------------------------------------------------------------------
@@ -202,8 +209,7 @@ def check_settings(base: Values, methods: Iterable[str]) -> None:
 def _study(base: Values, values: Values) -> Sweep:
     """Build the study; a varied setting that none of its methods has is refused."""
     tuned = values.get("tune", {}).get("over")
-    varied = set_fields({}, dict.fromkeys(tuned or values.get("vary", {})))
-    check_settings(varied, values["methods"])
+    check_settings(tuned or values.get("vary", {}), values["methods"])
     return Sweep.from_dict({"base": dict(base), **values})
 
 

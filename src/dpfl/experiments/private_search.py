@@ -29,7 +29,7 @@ from dpfl.core.types import Adjacency
 from dpfl.data.federation import Federation
 from dpfl.experiments.compare import check_settings
 from dpfl.experiments.search_result import OperatorPart, SearchResult
-from dpfl.experiments.study import Sweep, Values, set_fields
+from dpfl.experiments.study import Sweep, Values
 from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.plugs.measures import Estimate
 from dpfl.privacy.accountant import Spend, shown, spend
@@ -71,7 +71,7 @@ def private_search(
         check(name.startswith("method."), "search", problem, remedy)
     problem, remedy = "[accounted] is a metric of a single run", "leave it out: runs are scored"
     check("accounted" not in base, "search", problem, remedy)
-    check_settings(set_fields({}, dict.fromkeys(over)), [method])
+    check_settings(over, [method])
     study = Sweep.from_dict(
         {
             "title": f"{method} tuned with a privacy cost",

@@ -120,26 +120,24 @@ def _rounded_up(factor: float) -> str:
 def finish_in_words(finish: Mapping[str, FinishScores], clients: int) -> str:
     """Say what sites get on average, and how many get something from federating.
 
-    ``clients`` is how many there are; where ``finish`` has fewer, they are a sample. Nothing is
-    said where it has none.
+    ``clients`` is how many there are; ``finish`` has those that can be compared. Nothing is said
+    where it has none.
     """
     if not finish:
         return ""
     metric = MetricWords(next(iter(finish.values())).metric)
     local, common, both = map(metric.show, finish_means(finish))
     more = " ± ".join(map(metric.number, finish_gain(finish)))
-    sample = ""
-    if len(finish) < clients:
-        left_out = "a fixed sample, without sites whose test records do not define the metric"
-        sample = f" Shown are {len(finish)} of {clients} sites: {left_out}."
     verdicts = Counter(scores.verdict for scores in finish.values())
-    return (
-        f"Mean {metric.words} over sites: {local} with own records alone, {common} with the common "
-        f"model, {both} with both ({more} more than alone). Federating helps "
-        f"{verdicts[Verdict.HELPS]} of {count(len(finish), 'site')} and buys nothing for "
-        f"{verdicts[Verdict.NOTHING]}, by two standard errors; {verdicts[Verdict.UNCLEAR]} have "
-        f"too few test records to tell.{sample}"
+    bought = (
+        f"Federating helps {verdicts[Verdict.HELPS]} of {count(len(finish), 'site')} and buys "
+        f"nothing for {verdicts[Verdict.NOTHING]}, by two standard errors; "
+        f"{verdicts[Verdict.UNCLEAR]} have too few test records to tell."
     )
+    if len(finish) < clients:
+        bought += f" The test records of {clients - len(finish)} more do not define the metric."
+    means = f"{local} with own records alone, {common} with the common model, {both} with both"
+    return f"Mean {metric.words} over sites: {means} ({more} more than alone). {bought}"
 
 
 # -- numbers ---------------------------------------------------------------------------------------

@@ -28,9 +28,8 @@ def foreign_settings(values: Plain, methods: Iterable[str]) -> list[str]:
     foreign = sorted(settings.difference(*(find(name).settings for name in methods)))
     for setting in foreign:
         if not any(setting in method.settings for method in METHODS.values()):
-            known = {name for method in METHODS.values() for name in method.settings}
-            problem, remedy = f"none of the methods has '{setting}'", did_you_mean(setting, known)
-            raise ConfigurationError("[method]", problem, remedy)
+            remedy = did_you_mean(setting, {n for m in METHODS.values() for n in m.settings})
+            raise ConfigurationError("[method]", f"none of the methods has '{setting}'", remedy)
     return foreign
 
 
@@ -41,7 +40,8 @@ def for_method(values: Plain, method: str, *, compared: bool = True) -> Plain:
     With ``compared``, references and baselines, which others are held against, are run without a
     secure sum.
     """
-    found, foreign = find(method), foreign_settings(values, [method])
+    found = find(method)
+    foreign = foreign_settings(values, [method])
     kept = {k: value for k, value in values.get("method", {}).items() if k not in foreign}
     same = {**values, "method": {**kept, "name": method}}
     if found.model is not None:  # it brings its own model and plans its own rounds and step

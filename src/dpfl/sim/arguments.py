@@ -14,71 +14,89 @@ from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.sim.callbacks import EarlyStopping
 from dpfl.strategy import Strategy
 
-_KINDS: dict[str, tuple[type, str]] = {
-    "model": (nn.Module, "give a torch.nn.Module; dpfl.models.make_model builds one by name"),
-    "federation": (Federation, "build one, for instance with dpfl.Federation.from_arrays"),
-    "strategy": (Strategy, "call a method: one of dpfl.methods, with its settings"),
+_KINDS: dict[str, tuple[Any, str, str]] = {
+    "model": (
+        nn.Module,
+        "a Module",
+        "give a torch.nn.Module; dpfl.models.make_model builds one by name",
+    ),
+    "federation": (
+        Federation,
+        "a Federation",
+        "build one, for instance with dpfl.Federation.from_arrays",
+    ),
+    "strategy": (
+        Strategy,
+        "a Strategy",
+        "call a method: one of dpfl.methods, with its settings",
+    ),
+    "ledger": (
+        str | Path | None,
+        "a path",
+        "give a path, or leave it out to keep the ledger in memory",
+    ),
+    "folder": (str | Path | None, "a path", "give a path"),
+    "accounted": (
+        AccountedMetric | None,
+        "an AccountedMetric",
+        "give dpfl.AccountedMetric(metric=..., every=..., share=...)",
+    ),
+    "early_stopping": (
+        EarlyStopping | None,
+        "an EarlyStopping",
+        "give dpfl.EarlyStopping(metric=..., patience=...)",
+    ),
+    "personal_finish": (bool, "True or False", "give one of the two"),
 }
+"""What an argument may be, and what to give."""
 
 
 def check_arguments(
-    *, rounds: Any, seed: Any, workers: Any, evaluate_every: Any, **given: Any
+    *,
+    rounds: Any,
+    seed: Any,
+    workers: Any,
+    evaluate_every: Any,
+    engine: Any,
+    new_ledger: bool,
+    misreports: Any,
+    progress: Any,
+    resume: bool,
+    callbacks: Any,
+    **typed: Any,
 ) -> None:
     """Refuse arguments of the wrong kind, before anything is copied, opened or charged.
 
-    ``given`` are ``model``, ``federation``, ``strategy``, ``engine``, ``ledger``, ``new_ledger``,
-    ``misreports``, ``accounted`` and ``progress``; what is left out is not checked.
+    ``typed`` are the arguments that are told by their type alone, all of :data:`_KINDS`.
     """
-    for name, (kind, remedy) in _KINDS.items():
-        own = given.get(name)
-        good = name not in given or isinstance(own, kind)
-        check(good, "train", f"{name} is {_named(own)}, not a {kind.__name__}", remedy)
-    parameters = given["model"].parameters() if "model" in given else ()
-    known = not any(map(nn.parameter.is_lazy, parameters))
-    check(known, "train", "the model has layers without shapes", "call it on one batch first")
+    for name, (kind, article, remedy) in _KINDS.items():
+        problem = f"{name} is {_named(typed[name])}, not {article}"
+        check(isinstance(typed[name], kind), "train", problem, remedy)
+    lazy = any(map(nn.parameter.is_lazy, typed["model"].parameters()))
+    check(not lazy, "train", "the model has layers without shapes", "call it on one batch first")
     counts = {"rounds": rounds, "workers": workers, "evaluate_every": evaluate_every}
-    own = given.get("strategy")
-    if rounds is None and isinstance(own, Strategy) and own.recipe is not None:
+    if rounds is None and typed["strategy"].recipe is not None:
         del counts["rounds"]  # it plans them
     for name, value in counts.items():
         whole_number("train", name, value, most=MOST_ROUNDS)
     if seed is not None:
         PublicSeed(seed)
-    if "engine" in given:
-        one_of("train", ENGINES, engine=given["engine"])
-    ledger = given.get("ledger")
-    remedy = "give a path, or leave it out to keep the ledger in memory"
-    path = ledger is None or isinstance(ledger, str | Path)
-    check(path, "train", f"ledger is {_named(ledger)}, not a path", remedy)
-    opened = ledger is not None or not given.get("new_ledger")
-    check(opened, "train", "new_ledger=True without a ledger", "say which: give ledger=...")
-    metric = given.get("accounted")
-    remedy = "give dpfl.AccountedMetric(metric=..., every=..., share=...)"
-    measured = metric is None or isinstance(metric, AccountedMetric)
-    check(measured, "train", f"accounted is {_named(metric)}, not an AccountedMetric", remedy)
-    progress = given.get("progress")
+    one_of("train", ENGINES, engine=engine)
+    for name, needed, given in (
+        ("resume", "folder", resume),
+        ("new_ledger", "ledger", new_ledger),
+    ):
+        problem, remedy = f"{name}=True without a {needed}", f"say which: give {needed}=..."
+        check(typed[needed] is not None or not given, "train", problem, remedy)
     remedy = "give True, False, or a function of rounds done, rounds planned and the last record"
-    called = progress is None or isinstance(progress, bool) or callable(progress)
-    check(called, "train", f"progress is {_named(progress)}, not a function", remedy)
-    claims = given.get("misreports") or {}
-    good = isinstance(claims, Mapping) and all(map(_factor, claims.values()))
-    check(good, "train", f"misreports = {claims!r:.100}", "give {client: factor}, factors above 0")
-
-
-def check_hooks(*, folder: Any, resume: Any, callbacks: Any, early_stopping: Any) -> None:
-    """Refuse a ``folder`` that is not a path, a ``resume`` of nothing, ``callbacks`` that cannot be
-    called, and an ``early_stopping`` of another kind.
-    """
-    path, remedy = folder is None or isinstance(folder, str | Path), "give a path"
-    check(path, "train", f"folder is {_named(folder)}, not a path", remedy)
-    remedy = "say which: give folder=..."
-    check(folder is not None or not resume, "train", "resume=True without a folder", remedy)
-    good = isinstance(callbacks, Sequence) and all(map(callable, callbacks))
+    shown = isinstance(progress, bool) or callable(progress)
+    check(shown, "train", f"progress is {_named(progress)}, not a function", remedy)
+    claims = misreports or {}
+    right = isinstance(claims, Mapping) and all(map(_factor, claims.values()))
+    check(right, "train", f"misreports = {claims!r:.100}", "give {client: factor}, factors above 0")
+    right = isinstance(callbacks, Sequence) and all(map(callable, callbacks))
     remedy = "give a list of functions of one argument"
-    check(good, "train", f"callbacks = {callbacks!r:.100}", remedy)
-    good = early_stopping is None or isinstance(early_stopping, EarlyStopping)
-    remedy = "give dpfl.EarlyStopping(metric=..., patience=...)"
-    check(good, "train", f"early_stopping = {early_stopping!r:.100}", remedy)
+    check(right, "train", f"callbacks = {callbacks!r:.100}", remedy)
 
 
 def _factor(value: Any) -> bool:

@@ -21,7 +21,7 @@ from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import RunFolder
 from dpfl.runs.progress import progress_bar
 from dpfl.runs.training import Training
-from dpfl.sim.arguments import check_arguments, check_hooks
+from dpfl.sim.arguments import check_arguments
 from dpfl.sim.callbacks import AfterRound, Callback, EarlyStopping
 from dpfl.sim.experiment import (
     rehearse as rehearse,
@@ -116,8 +116,12 @@ def train(
         misreports=misreports,
         accounted=accounted,
         progress=progress,
+        folder=folder,
+        resume=resume,
+        callbacks=callbacks,
+        early_stopping=early_stopping,
+        personal_finish=personal_finish,
     )
-    check_hooks(folder=folder, resume=resume, callbacks=callbacks, early_stopping=early_stopping)
     if seed is not None and strategy.observer is not Observer.NOBODY:
         warnings.warn(_SEEDED, NotPrivateWarning, stacklevel=2)
     if accounted is None and early_stopping is not None:

@@ -56,13 +56,12 @@ def f1(found: Evaluated) -> float:
 
     F1 = 2 TP / (records of the class + records that are taken for it); 0 where there are neither.
     """
-    targets, predictions = found.targets, found.predictions
-    if targets.ndim == 1:
-        two = found.one_hot.shape[1] == 2
-        classes = np.ones(1) if two else np.union1d(targets, predictions)
-        targets, predictions = (rows[:, None] == classes for rows in (targets, predictions))
-    right = np.logical_and(targets, predictions).sum(axis=0)
-    return float(np.mean(2 * right / np.maximum(1, targets.sum(axis=0) + predictions.sum(axis=0))))
+    pairs = np.stack([found.targets, found.predictions])
+    if pairs.ndim == 2:
+        classes = np.ones(1) if found.one_hot.shape[1] == 2 else np.unique(pairs)
+        pairs = pairs[..., None] == classes
+    right = pairs.all(axis=0).sum(axis=0)
+    return float(np.mean(2 * right / np.maximum(1, pairs.sum(axis=(0, 1)))))
 
 
 def auc(found: Evaluated) -> float:
