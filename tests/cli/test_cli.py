@@ -50,7 +50,7 @@ def test_a_method_in_place_of_the_file_s_leaves_settings_of_others_aside(
     code, _, err = _run(capsys, "run", file, "--method", "preconditioned", "--out", "r", "--quiet")
     assert code == 0
     notes = [line for line in err.splitlines() if line.startswith("left aside, ")]
-    assert len(notes) == 1 and "method.lr" in notes[0] and "run.rounds" in notes[0]
+    assert len(notes) == 1 and notes[0].endswith("batch_size, clip, local_steps, lr")
     code, _, err = _run(capsys, "describe", file, "--method", "robust_hdp", "--json")
     assert code == 0 and "left aside" not in err  # it has all of them
     kept = Path("typo.toml")

@@ -148,6 +148,7 @@ class Asked:
         """Lay the options over the file. Without a file, what does not decide privacy has a light
         default.
         """
+        from dpfl.runs.for_method import for_method
         from dpfl.runs.toml_file import check_tables, read_toml
 
         if self.file is not None:
@@ -155,7 +156,8 @@ class Asked:
             check_tables(read, str(self.file))
             method = self.given.get("method")
             if method not in (None, read.get("method", {}).get("name")):
-                read = _with_method(read, method)
+                _note_foreign(read, [method])
+                read = for_method(read, method, compared=False)
             return lay_over(read, self.given)
         return with_light_defaults(lay_over({}, self.given))
 
@@ -177,11 +179,9 @@ class Asked:
         """
         from dpfl.cli.console import note
         from dpfl.experiments.compare import fitting
-        from dpfl.runs.for_method import foreign_settings
 
         (names, complete), own = self.candidates(), settings or {}
-        if foreign := foreign_settings(values, names):
-            note(f"left aside, since no method here has such a setting: {', '.join(foreign)}")
+        _note_foreign(values, names)
         if complete:
             for name in names:
                 with_own = {**values.get("method", {}), **own.get(name, {})}
@@ -210,21 +210,13 @@ class Asked:
         return names, True
 
 
-def _with_method(values: Values, method: str) -> Values:
-    """The values of a file for another method; a note says what it does not take of them."""
+def _note_foreign(values: Values, methods: list[str]) -> None:
+    """Say which settings none of the methods has."""
     from dpfl.cli.console import note
-    from dpfl.runs.for_method import for_method
+    from dpfl.runs.for_method import foreign_settings
 
-    fitting = for_method(values, method, compared=False)
-    left = [
-        f"{section}.{name}"
-        for section, table in values.items()
-        for name in table
-        if name not in fitting.get(section, {})
-    ]
-    if left:
-        note(f"left aside, since '{method}' does not take it: {', '.join(left)}")
-    return fitting
+    if foreign := foreign_settings(values, methods):
+        note(f"left aside, since no method here has such a setting: {', '.join(foreign)}")
 
 
 def methods_of(family: str) -> list[str]:

@@ -105,7 +105,7 @@ def show(folder: Path, summary: Summary) -> None:
 
     c.warn(summary.flags)
     rounds, left, epsilon = summary.rounds, summary.clients_left, summary.epsilon
-    scores = summary.scores
+    scores, finish = summary.scores, summary.finish
     early = f" ({rounds.ended_early})" if rounds.ended_early else ""
     named = f" ({', '.join(left[:5])}{', ...' if len(left) > 5 else ''})" if left else ""
     facts = {
@@ -113,7 +113,7 @@ def show(folder: Path, summary: Summary) -> None:
         f"test {scores.words.words}": f"{scores.words.show(scores.value)} ({summary.tested})",
         "... over clients": scores.over_clients(),
         "other metrics": scores.other_metrics(),
-        "own test records": finish_in_words(summary.finish, summary.clients),
+        "personal finish": finish_in_words(summary.finish, summary.clients),
         "rounds": f"{rounds.done} of {rounds.planned}{early}",
         "budget ran out": f"{len(left)} of {summary.clients} clients{named}",
         "bytes up / down": f"{c.size(summary.bytes_up)} / {c.size(summary.bytes_down)}",

@@ -97,7 +97,7 @@ def whole_number(where: str, name: str, value: Any, least: int = 1, most: float 
     >>> whole_number("here", "count", 3.0)
     3
     """
-    bound = f" and at most {most}" if finite(most) else ""
+    bound = "" if most == math.inf else f" and at most {most}"
     remedy = f"give a whole number of at least {least}{bound}"
     _each(where, {name: value}, lambda x: least <= x <= most and finite(x) and x % 1 == 0, remedy)
     return int(value)

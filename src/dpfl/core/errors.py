@@ -35,15 +35,6 @@ class DpflError(Exception):
     def __str__(self) -> str:
         return f"{self.where}: {self.problem}; {self.remedy}"
 
-    def within(self, section: str) -> "DpflError":
-        """The same error where the setting stands in a section of a file.
-
-        >>> print(ConfigurationError("task metric", "is unknown", "leave it out").within("task"))
-        [task] metric: is unknown; leave it out
-        """
-        name = self.where.removeprefix(section).strip()
-        return type(self)(f"[{section}] {name}".rstrip(), self.problem, self.remedy)
-
 
 class ConfigurationError(DpflError):
     """Usage, an experiment file, an argument, or pieces that do not fit together."""

@@ -31,6 +31,7 @@ from dpfl.experiments.tuning import RunStore, choose, remark
 from dpfl.methods import find
 from dpfl.runs.experiment import Experiment, for_method
 from dpfl.runs.folder import RunFolder
+from dpfl.runs.for_method import settings_of
 from dpfl.sim.train import rehearse
 
 GRID: Mapping[str, list[Any]] = {"method.lr": [0.03, 0.1, 0.3, 1.0], "method.clip": [0.3, 1.0, 3.0]}
@@ -196,7 +197,7 @@ def own_searches(
 
 def check_settings(fields: Iterable[str], methods: Iterable[str]) -> None:
     """Refuse a method setting among dotted ``fields`` that none of the ``methods`` has."""
-    known = {f"method.{name}" for method in methods for name in find(method).settings}
+    known = {f"method.{name}" for name in settings_of(methods)}
     for field in fields:
         if field.startswith("method.") and field not in known:
             remedy = did_you_mean(field, known)

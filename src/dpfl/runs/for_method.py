@@ -20,17 +20,20 @@ def with_own_model(values: Any) -> Any:
     return {**whole, "model": {**own, **given}} if isinstance(given, dict) else whole
 
 
+def settings_of(methods: Iterable[str]) -> set[str]:
+    """The settings that any of these methods has."""
+    return {setting for method in methods for setting in find(method).settings}
+
+
 def foreign_settings(values: Plain, methods: Iterable[str]) -> list[str]:
     """The method settings in ``values`` that none of these ``methods`` has; one that no method at
     all has is refused.
     """
-    settings = values.get("method", {}).keys() - {"name"}
-    foreign = sorted(settings.difference(*(find(name).settings for name in methods)))
-    for setting in foreign:
-        if not any(setting in method.settings for method in METHODS.values()):
-            remedy = did_you_mean(setting, {n for m in METHODS.values() for n in m.settings})
-            raise ConfigurationError("[method]", f"none of the methods has '{setting}'", remedy)
-    return foreign
+    foreign = values.get("method", {}).keys() - settings_of(methods) - {"name"}
+    for setting in foreign and foreign - settings_of(METHODS):
+        remedy = did_you_mean(setting, settings_of(METHODS))
+        raise ConfigurationError("[method]", f"none of the methods has '{setting}'", remedy)
+    return sorted(foreign)
 
 
 def for_method(values: Plain, method: str, *, compared: bool = True) -> Plain:

@@ -24,11 +24,18 @@ from dpfl.runs.validation import Problem, first_problem
 
 @contextmanager
 def in_section(name: str) -> Iterator[None]:
-    """Let the errors of what is built from a section say in which section it stands."""
+    """Let the errors of what is built from a section say in which section it stands.
+
+    >>> with in_section("task"):
+    ...     raise ConfigurationError("task metric", "is unknown", "leave it out")
+    Traceback (most recent call last):
+    dpfl.core.errors.ConfigurationError: [task] metric: is unknown; leave it out
+    """
     try:
         yield
     except DpflError as error:
-        raise error.within(name) from error
+        where = f"[{name}] {error.where.removeprefix(name).strip()}".rstrip()
+        raise type(error)(where, error.problem, error.remedy) from error
 
 
 class Section(BaseModel):

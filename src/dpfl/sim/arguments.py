@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from dpfl.core.checks import MOST_ROUNDS, check, finite, one_of, whole_number
+from dpfl.core.errors import ConfigurationError
 from dpfl.core.random import PublicSeed
 from dpfl.data.federation import Federation
 from dpfl.engine import ENGINES
@@ -70,8 +71,9 @@ def check_arguments(
     ``typed`` are the arguments that are told by their type alone, all of :data:`_KINDS`.
     """
     for name, (kind, article, remedy) in _KINDS.items():
-        problem = f"{name} is {_named(typed[name])}, not {article}"
-        check(isinstance(typed[name], kind), "train", problem, remedy)
+        if not isinstance(typed[name], kind):
+            problem = f"{name} is {_named(typed[name])}, not {article}"
+            raise ConfigurationError("train", problem, remedy)
     lazy = any(map(nn.parameter.is_lazy, typed["model"].parameters()))
     check(not lazy, "train", "the model has layers without shapes", "call it on one batch first")
     counts = {"rounds": rounds, "workers": workers, "evaluate_every": evaluate_every}
@@ -86,11 +88,13 @@ def check_arguments(
         ("resume", "folder", resume),
         ("new_ledger", "ledger", new_ledger),
     ):
-        problem, remedy = f"{name}=True without a {needed}", f"say which: give {needed}=..."
-        check(typed[needed] is not None or not given, "train", problem, remedy)
+        if given and typed[needed] is None:
+            problem = f"{name}=True without a {needed}"
+            raise ConfigurationError("train", problem, f"say which: give {needed}=...")
     remedy = "give True, False, or a function of rounds done, rounds planned and the last record"
-    shown = isinstance(progress, bool) or callable(progress)
-    check(shown, "train", f"progress is {_named(progress)}, not a function", remedy)
+    if not (isinstance(progress, bool) or callable(progress)):
+        problem = f"progress is {_named(progress)}, not a function"
+        raise ConfigurationError("train", problem, remedy)
     claims = misreports or {}
     right = isinstance(claims, Mapping) and all(map(_factor, claims.values()))
     check(right, "train", f"misreports = {claims!r:.100}", "give {client: factor}, factors above 0")

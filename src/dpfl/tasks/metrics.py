@@ -70,12 +70,8 @@ def auc(found: Evaluated) -> float:
     It is the share of pairs of a positive and a negative record of which the positive one has the
     larger probability; equal ones count half.
     """
-
-    def score(positives: np.ndarray, negatives: np.ndarray) -> float:
-        above = np.cumsum(positives) - positives / 2
-        return float(negatives @ above / (positives.sum() * negatives.sum()))
-
-    return _mean_over_columns(score, found)
+    columns = _by_probability(found)
+    return _mean([n @ (np.cumsum(p) - p / 2) / (p.sum() * n.sum()) for p, n in columns])
 
 
 def average_precision(found: Evaluated) -> float:
@@ -83,30 +79,28 @@ def average_precision(found: Evaluated) -> float:
 
     It is the mean over the positive records of the precision at the probability of each.
     """
-
-    def score(positives: np.ndarray, negatives: np.ndarray) -> float:
-        precision = np.cumsum(positives) / np.cumsum(positives + negatives)
-        return float(positives @ precision / positives.sum())
-
-    return _mean_over_columns(score, found)
+    columns = _by_probability(found)
+    return _mean([p @ (np.cumsum(p) / np.cumsum(p + n)) / p.sum() for p, n in columns])
 
 
-def _mean_over_columns(score: Callable[[np.ndarray, np.ndarray], float], found: Evaluated) -> float:
-    """A score of each column that has both kinds of records; of two classes, the second counts.
-
-    A score is computed from how many positive and negative records have each probability that
-    occurs, the largest first.
+def _by_probability(found: Evaluated) -> list[tuple[np.ndarray, np.ndarray]]:
+    """How many positive and how many negative records have each probability, the largest first, for
+    each column that has both kinds of records; of two classes, the second counts.
     """
     assert found.probabilities is not None
     wanted, chances = found.one_hot, found.probabilities
     if found.targets.ndim == 1 and wanted.shape[1] == 2:
         wanted, chances = wanted[:, 1:], chances[:, 1:]
-    scores = []
+    columns = []
     for column, chance in zip(wanted.T, chances.T, strict=True):
         if 0 < column.sum() < len(column):
             _, inverse, counts = np.unique(-chance, return_inverse=True, return_counts=True)
             positives = np.bincount(inverse, weights=column)
-            scores.append(score(positives, counts - positives))
+            columns.append((positives, counts - positives))
+    return columns
+
+
+def _mean(scores: list[float]) -> float:
     return float(np.mean(scores)) if scores else math.nan
 
 
