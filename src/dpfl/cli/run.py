@@ -105,7 +105,7 @@ def show(folder: Path, summary: Summary) -> None:
 
     c.warn(summary.flags)
     rounds, left, epsilon = summary.rounds, summary.clients_left, summary.epsilon
-    scores, finish = summary.scores, summary.finish
+    scores = summary.scores
     early = f" ({rounds.ended_early})" if rounds.ended_early else ""
     named = f" ({', '.join(left[:5])}{', ...' if len(left) > 5 else ''})" if left else ""
     facts = {
