@@ -297,14 +297,16 @@ def test_parquet_and_csv_of_the_same_table_give_the_same_client(tmp_path: Path) 
 
 
 BAD_FILES = {
-    "missing value": ("age,ill | 1,0 | ,1", "record 2 has no number in 'age'"),
-    "missing label": ("age,ill | 1,0 | 2,", "record 2 has no number in 'ill'"),
-    "infinite": ("age,ill | 1,0 | inf,1", "record 2 has no number in 'age'"),
-    "word": ("age,ill | 1,0 | old,1", "cannot be read as a table of numbers"),
-    "short line": ("age,ill | 1,0 | 2", "cannot be read as a table of numbers"),
-    "long lines": ("age,ill | 1,0,3 | 2,1,3", "cannot be read as a table of numbers"),
+    "missing value": ("age,ill | 1,0 | ,1", "line 3, column 'age': has no value"),
+    "missing label": ("age,ill | 1,0 | 2,", "line 3, column 'ill': has no value"),
+    "not available": ("age,ill | 1,0 | NA,1", "line 3, column 'age': has no value"),
+    "infinite": ("age,ill | 1,0 | inf,1", "line 3, column 'age': inf is not finite"),
+    "word": ("age,ill | 1,0 | old,1", "line 3, column 'age': 'old' is not a number"),
+    "short line": ("age,ill | 1,0 | 2", "line 3 has 1 cells for 2 columns"),
+    "long lines": ("age,ill | 1,0,3 | 2,1,3", "line 2 has 3 cells for 2 columns"),
+    "open quote": ('age,ill | 1,0 | 2,"1 | 3,0', "line 3: unexpected end of data"),
     "no records": ("age,ill", "holds no record"),
-    "nothing at all": ("", "cannot be read as a table of numbers"),
+    "nothing at all": ("", "cannot be read as a table .it is empty"),
     "negative label": ("age,ill | 1,0 | 2,-1", "has label -1"),
     "fractional label": ("age,ill | 1,0 | 2,0.5", "not whole numbers"),
 }
@@ -354,8 +356,8 @@ def test_two_files_for_one_client_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"age": [1, None], "ill": [0, 1]}, "record 2 has no number in 'age'"),
-        ({"age": ["x", "y"], "ill": [0, 1]}, "cannot be read as a table of numbers"),
+        ({"age": [1, None], "ill": [0, 1]}, "record 2, column 'age': has no value"),
+        ({"age": ["x", "y"], "ill": [0, 1]}, "record 1, column 'age': 'x' is not a number"),
     ],
 )
 def test_a_parquet_file_that_cannot_be_used_is_named_with_the_reason(
@@ -368,7 +370,7 @@ def test_a_parquet_file_that_cannot_be_used_is_named_with_the_reason(
 
 def test_a_damaged_parquet_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 but no more than that")
-    with pytest.raises(DataError, match="cannot be read as a table of numbers"):
+    with pytest.raises(DataError, match=r"a\.parquet: cannot be read"):
         Federation.from_files(tmp_path)
 
 

@@ -75,6 +75,31 @@ def lines_of(site: Site, *, trained: bool, count: int) -> list[int]:
     return [place + 2 for place in chosen[:count]]  # below the header
 
 
+def test_a_line_is_one_of_the_file_as_it_stands(tmp_path: Path) -> None:
+    """Blank lines, line breaks in quotes and form feeds count as an editor counts them."""
+    site = make_site(tmp_path / "a", "a", RECORD, REHEARSAL)
+    records = site.folder / "records.csv"
+    header, *rows = records.read_text().splitlines()
+    broken = [f'"{first}\n","\f{second}",{rest}' for first, second, rest in map(split, rows)]
+    records.write_bytes("\n\n".join([header, *broken]).replace("\n", "\r\n").encode())
+    site = Site(site.folder)
+    units = site.units()
+    assert units is not None and len(units.marks) == len(rows)
+    for number in (0, 1, len(rows) - 1):
+        planned = plan_withdrawal(site, None, 3 + 3 * number)
+        assert planned.mark == units.marks[number]
+        first, second, _ = split(rows[number])
+        line_there = f"records.csv, line {3 + 3 * number} (x0 = {first}, x1 = {second}, "
+        assert planned.what.startswith(line_there)
+        for between in (1, 2):  # the second line of the record, and a blank one
+            with pytest.raises(DataError, match=f"line {3 + 3 * number + between}: holds no rec"):
+                plan_withdrawal(site, None, 3 + 3 * number + between)
+
+
+def split(row: str) -> list[str]:
+    return row.split(",", 2)
+
+
 def last_bytes(site: Site, server: Desk, round_: int) -> Message:
     answer = Site(site.folder).answer(server.train(round_))
     assert answer.accepted, answer.reason

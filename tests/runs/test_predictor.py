@@ -256,7 +256,8 @@ BAD = {
     "other columns": ("a,b\n1,2\n", 3, "has 2 columns, the model takes 64"),
     "empty": ("", 3, "is empty"),
     "no record": ("a,b\n", 3, "holds no record"),
-    "cut off": ("a,b\n1\n", 3, "record 1 has 1 cells for 2 columns"),
+    "a quote left open": ('a,b\n1,2\n3,"4\n', 3, "line 3: unexpected end of data"),
+    "cut off": ("a,b\n1\n", 3, "line 2 has 1 cells for 2 columns"),
 }
 
 
@@ -321,6 +322,12 @@ def test_categories_are_predicted_by_their_names(
     for line in lines:
         name, young, old = line.split(",")
         assert name == ("old" if float(old) > float(young) else "young")
+    (tmp_path / "new.csv").write_text('age\n"30\n"\n\n\f70\n')
+    assert run_command(["predict", folder, str(tmp_path / "new.csv")]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [line.split(",")[0] for line in lines]
+    (tmp_path / "new.csv").write_text('age\n"30\n"\n\nold\n')
+    assert run_command(["predict", folder, str(tmp_path / "new.csv")]) == 3
+    assert "new.csv, line 5, column 'age': 'old' is not a number" in capsys.readouterr().err
     (tmp_path / "new.csv").write_text("height\n30\n")
     assert run_command(["predict", folder, str(tmp_path / "new.csv")]) == 3
     assert "has no column 'age'; add it; its columns are height" in capsys.readouterr().err

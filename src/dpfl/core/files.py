@@ -2,6 +2,7 @@
 content or the new, never half of either.
 """
 
+import csv
 import errno
 import fcntl
 import io
@@ -94,6 +95,28 @@ def readable_file(path: Path, remedy: str, kind: type[DpflError] = FolderError) 
 def text_of(path: Path) -> str:
     """Read a text file in UTF-8 that somebody has named, as :func:`content_of` does."""
     return io.TextIOWrapper(io.BytesIO(content_of(path)), encoding="utf-8-sig").read()
+
+
+def csv_records(text: str) -> list[tuple[int, list[str]]]:
+    """Read the lines of a CSV file that are not blank, each with its number in the file.
+
+    A record with line breaks in quotes has the number of its first line. A ValueError names the
+    line that cannot be read.
+
+    >>> csv_records('id,remark\\n\\n7,"two\\nlines"\\n8,one\\n')
+    [(1, ['id', 'remark']), (3, ['7', 'two\\nlines']), (5, ['8', 'one'])]
+    """
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    records = []
+    line = 1
+    try:
+        for cells in reader:
+            if cells:
+                records.append((line, cells))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"line {line}: {error}") from error
+    return records
 
 
 def sync_folder(folder: Path) -> None:

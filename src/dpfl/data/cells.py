@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,10 @@ from dpfl.core.checks import check
 from dpfl.core.errors import DataError
 
 _HALVES = re.compile("[\ud800-\udfff]")  # of characters
+_NUMERIC = re.compile("u?int|float|double")  # types of Arrow
+
+MISSING_VALUES = ("?", "NA", "N/A", "#N/A", "<NA>", "NaN", "null", "None")
+"""Texts that mean a missing value, in capitals or not, where a schema names no others."""
 
 
 def column_names(table: Any) -> list[str]:
@@ -35,16 +39,15 @@ def column_names(table: Any) -> list[str]:
 def column_of(table: Any, name: str) -> Any:
     """The cells of one column, as an array or a list."""
     cells = table[name]
-    for read in ("to_pylist", "to_numpy"):  # Arrow; pandas and polars
-        if hasattr(cells, read):
-            return getattr(cells, read)()
+    if hasattr(cells, "to_pylist") and (cells.null_count or not _NUMERIC.match(str(cells.type))):
+        return cells.to_pylist()
+    if hasattr(cells, "to_numpy"):
+        return cells.to_numpy()
     return cells if isinstance(cells, np.ndarray) else list(cells)
 
 
 def _nothing(cell: Any) -> bool:
-    """Whether a cell is empty: nothing, blank text, not a number, or pandas' NA."""
-    if isinstance(cell, str):
-        return not cell.strip()
+    """Whether a cell is empty: nothing, not a number, or pandas' NA."""
     blank = cell is None or type(cell).__name__ in ("NAType", "NaTType")
     return blank or (isinstance(cell, float | np.floating) and math.isnan(cell))
 
@@ -54,11 +57,18 @@ def cell_text(cell: Any) -> str:
 
     2.0 is "2", since frames turn whole numbers with gaps into floats.
     """
+    if isinstance(cell, str):
+        return cell.strip()
     if _nothing(cell):
         return ""
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
     return str(cell).strip()
+
+
+def missing_texts(missing_values: Iterable[str]) -> set[str]:
+    """Missing values as :func:`cell_text` gives them, in small letters; empty cells are one."""
+    return {"", *(text.strip().casefold() for text in missing_values)}
 
 
 def person_id(cell: Any) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -12,11 +13,10 @@ import numpy as np
 from dpfl.core.checks import check, finite, one_of
 from dpfl.core.errors import DataError, did_you_mean
 from dpfl.core.types import Plain
-from dpfl.data.cells import cell_text
+from dpfl.data.cells import MISSING_VALUES, cell_text, missing_texts
 
 TYPES = ("number", "whole", "category", "boolean")
 MISSING = ("refuse", "constant", "indicator", "drop")
-_NO_NUMBER = ("na", "n/a", "nan", "null", "none")
 _TRUTH = {"1": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "false": 0.0, "no": 0.0}
 
 
@@ -73,7 +73,8 @@ class Column:
         problem = f"missing = '{self.missing}' and fill = {self.fill!r}"
         check(good, where, problem, "give a fill where missing = 'constant', and only there")
         if self.fill is not None:
-            self.read("schema", [self.fill], ["fill"])
+            absent = bool(np.isnan(self.read("schema", [self.fill], ["fill"])).any())
+            check(not absent, where, f"fill = {self.fill!r} is itself missing", "give a value")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -132,12 +133,24 @@ class Column:
         elif self.missing == "drop":
             kept = ~absent
         elif self.missing == "refuse" and absent.any():
-            remedy = "fill it in, or give the column a rule for missing values"
+            remedy = "fill it in, or give the column of a schema a rule for missing values"
             raise DataError(self._at(where, int(absent.argmax()), rows), "has no value", remedy)
         return values, kept
 
-    def read(self, where: str, cells: Iterable[Any], rows: Sequence[str] = ()) -> np.ndarray:
-        """Read cells as numbers (a category by its place in the list), nan where there is none."""
+    def read(
+        self,
+        where: str,
+        cells: Iterable[Any],
+        rows: Sequence[str] = (),
+        missing_values: Iterable[str] = MISSING_VALUES,
+    ) -> np.ndarray:
+        """Read cells as numbers (a category by its place in the list), nan where there is none.
+
+        Empty cells, None and nan are missing, and so are ``missing_values``, unless they are
+        categories of this column. In a column of numbers -9.0 is missing where -9 is.
+        """
+        gaps = missing_texts(missing_values)
+        gaps -= {category.casefold() for category in self.categories}
         codes: Mapping[str, float] | None = _TRUTH if self.type == "boolean" else None
         if self.type == "category":
             codes = {category: float(place) for place, category in enumerate(self.categories)}
@@ -145,8 +158,9 @@ class Column:
         if array and codes is None:
             values = np.asarray(cells, dtype=np.float64)
         else:
-            values = self._parsed(where, cells, codes, rows)
+            values = self._parsed(where, cells, codes, rows, gaps)
         if codes is None:
+            values = np.where(np.isin(values, [*_numbers_among(gaps)]), np.nan, values)
             self._check_numbers(where, values, rows)
             if self.range is not None:
                 values = np.clip(values, *self.range)
@@ -158,12 +172,13 @@ class Column:
         cells: Iterable[Any],
         codes: Mapping[str, float] | None,
         rows: Sequence[str],
+        gaps: Collection[str],
     ) -> np.ndarray:
         """Read cells one by one; a cell that cannot be read is named."""
         found = []
         for row, cell in enumerate(cells):
             text = cell_text(cell)
-            if not text or (not self.categories and text.lower() in _NO_NUMBER):
+            if text.casefold() in gaps:
                 found.append(math.nan)
                 continue
             try:
@@ -176,7 +191,7 @@ class Column:
                 if self.type == "category":
                     near = did_you_mean(text, self.categories)
                     raise DataError(place, f"'{shown}' is not a category", near) from error
-                what, remedy = "a number", "give numbers, or leave the cell empty"
+                what, remedy = "a number", "correct it, or add it to the schema's missing_values"
                 if self.type == "boolean":
                     what, remedy = "true or false", "give true or false, yes or no, 1 or 0"
                 raise DataError(place, f"'{shown}' is not {what}", remedy) from error
@@ -219,6 +234,12 @@ class Column:
         kept = {f.name for f in fields(self) if given.get(f.name, f.default) != f.default}
         listed = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items()}
         return {name: value for name, value in listed.items() if name in kept}
+
+
+def _numbers_among(texts: Iterable[str]) -> Iterator[float]:
+    for text in texts:
+        with suppress(ValueError):
+            yield float(text)
 
 
 def _real(value: Any) -> bool:

@@ -19,7 +19,13 @@ from dpfl.core.checks import check, whole_number
 from dpfl.core.errors import ConfigurationError, DataError, did_you_mean
 from dpfl.core.files import text_of
 from dpfl.core.types import Plain, Unit, unit_called
-from dpfl.data.cells import column_names, column_of, person_id
+from dpfl.data.cells import (
+    MISSING_VALUES,
+    column_names,
+    column_of,
+    missing_texts,
+    person_id,
+)
 from dpfl.data.columns import Column, by_name, known_keys, listed
 from dpfl.data.records import check_data
 
@@ -47,7 +53,8 @@ class Schema:
     ``columns`` are features in this order, but for those named in ``target``. ``person`` names the
     column of a person's id: privacy is then promised to persons, who go by ``person_word``, and at
     most ``records_per_person`` records of each are used. Columns in ``ignore`` may be in a table
-    and are not used; any other column that the schema does not know is refused.
+    and are not used; any other column that the schema does not know is refused. Empty cells and
+    ``missing_values`` are missing in every column, but for those that are among its categories.
 
     >>> columns = (
     ...     Column(name="age", type="number", unit="years", range=(0, 100)),
@@ -66,8 +73,11 @@ class Schema:
     person_word: str = "person"
     records_per_person: int = 1
     ignore: tuple[str, ...] = ()
+    missing_values: tuple[str, ...] = MISSING_VALUES
 
     def __post_init__(self) -> None:
+        missing_values = listed("schema", "missing_values", self.missing_values)
+        object.__setattr__(self, "missing_values", missing_values)
         names = [column.name for column in self.columns]
         known = set(names)
         problem = f"two columns have one name among {', '.join(names)}"
@@ -154,15 +164,18 @@ class Schema:
         prepared = self.prepare(table, where)
         return prepared.features[prepared.kept], prepared.targets[prepared.kept]
 
-    def features(self, table: Any, where: str = "table") -> np.ndarray:
+    def features(self, table: Any, where: str = "table", rows: Sequence[str] = ()) -> np.ndarray:
         """Return the features (float32) of a table that needs no target: for predictions.
 
-        One row a record: where a rule would drop a record, it is refused.
+        One row a record: where a rule would drop a record, it is refused. ``where`` and ``rows``
+        name the table and its records in messages.
         """
         self._check_columns(table, where, [column.name for column in self.inputs])
-        features, kept = self._features(self._read(self.inputs, table, where, ()), where, ())
+        values = self._read(self.inputs, table, where, rows)
+        features, kept = self._features(values, where, rows)
         if not kept.all():
-            place = f"{where}, record {int((~kept).argmax()) + 1}"
+            first = int((~kept).argmax())
+            place = f"{where}, {rows[first] if rows else f'record {first + 1}'}"
             remedy = "fill it in, or leave the record out: the schema drops it from training"
             raise DataError(place, "lacks a value without which nothing is predicted", remedy)
         return features
@@ -197,10 +210,12 @@ class Schema:
         persons = None
         if self.person is not None:
             persons = [person_id(cell) for cell in column_of(table, self.person)]
-            nobody = persons.index("") if "" in persons else 0
-            place = rows[nobody] if rows else f"record {nobody + 1}"
-            problem, remedy = f"{place} names no {self.person_word}", "every record needs one"
-            check_data("" not in persons, where, f"{problem} in '{self.person}'", remedy)
+            gaps = missing_texts(self.missing_values)
+            nobody = [row for row, person in enumerate(persons) if person.casefold() in gaps]
+            if nobody:
+                place = rows[nobody[0]] if rows else f"record {nobody[0] + 1}"
+                problem = f"{place} names no {self.person_word} in '{self.person}'"
+                raise DataError(where, problem, "every record needs one")
         return Prepared(
             features=features,
             targets=targets[0] if len(targets) == 1 else np.stack(targets, axis=1),
@@ -213,7 +228,10 @@ class Schema:
         self, columns: Iterable[Column], table: Any, where: str, rows: Sequence[str]
     ) -> dict[str, np.ndarray]:
         """Read the cells of columns as numbers, by the columns' names."""
-        values = {c.name: c.read(where, column_of(table, c.name), rows) for c in columns}
+        values = {}
+        for column in columns:
+            cells = column_of(table, column.name)
+            values[column.name] = column.read(where, cells, rows, self.missing_values)
         lengths = {len(column) for column in values.values()}
         problem = f"its columns have different lengths {sorted(lengths)}"
         check_data(len(lengths) == 1, where, problem, "give one cell per record in each column")
@@ -242,6 +260,8 @@ class Schema:
             values["records_per_person"] = self.records_per_person
         if self.ignore:
             values["ignore"] = list(self.ignore)
+        if self.missing_values != MISSING_VALUES:
+            values["missing_values"] = list(self.missing_values)
         return {**values, "columns": {column.name: column.to_dict() for column in self.columns}}
 
     @classmethod
@@ -260,8 +280,8 @@ class Schema:
         remedy = "write a table [columns.NAME] for each column"
         check(isinstance(columns, Mapping), where, "its columns are not tables", remedy)
         made = [Column.from_dict(name, own, where) for name, own in columns.items()]
-        for name in ("target", "ignore"):
-            own = given.get(name, ())
+        for name in given.keys() & {"target", "ignore", "missing_values"}:
+            own = given[name]
             given[name] = listed(where, name, [own] if isinstance(own, str) else own)
         return cls(columns=tuple(made), **given)
 

@@ -9,9 +9,7 @@ A CSV file has a header line and one record a line; here ``ill`` is the label::
 Errors name the file, and the line or the record and the column where there is one.
 """
 
-import csv
-import io
-import math
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,16 @@ from typing import Any
 import numpy as np
 
 from dpfl.core.errors import DataError, read_problem
-from dpfl.core.files import check_regular, text_of
+from dpfl.core.files import check_regular, csv_records, text_of
+from dpfl.data.cells import column_of
+from dpfl.data.columns import Column
 from dpfl.data.records import check_data
 
 Arrays = tuple[np.ndarray, np.ndarray]
-Table = tuple[list[str], np.ndarray]
-"""The names of the columns, and the numbers (float64), one row per record."""
+Columns = dict[str, Any]
+"""The cells of each column, by its name."""
 
-_HEADER = "use a header line, then numbers separated by commas"
+_KINDS = (".csv", ".parquet")
 
 
 def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
@@ -39,12 +39,13 @@ def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
     first: list[str] = []
     files = files_of(folder)
     for path in files:
-        names, table = _READERS[path.suffix.lower()](path)
-        first, where = first or names, str(path)
-        problem = f"has columns {names}, unlike {files[0].name}"
-        check_data(names == first, where, problem, "use the same columns in the same order")
-        check_data(len(table) > 0, where, "holds no record", "leave this client out")
-        clients[path.stem] = _split(path, names, table, label)
+        columns, rows = read_columns(path)
+        first = first or list(columns)
+        where = str(path)
+        problem = f"has columns {list(columns)}, unlike {files[0].name}"
+        check_data(list(columns) == first, where, problem, "use the same columns in the same order")
+        check_data(bool(rows), where, "holds no record", "leave this client out")
+        clients[path.stem] = _split(where, columns, rows, label)
     return clients
 
 
@@ -52,7 +53,7 @@ def files_of(folder: Path) -> list[Path]:
     """The ``*.csv`` and ``*.parquet`` files of a folder, one for each client."""
     where, remedy = str(folder), "name a folder with one .csv or .parquet file per client"
     check_data(folder.is_dir(), where, "is not a folder", remedy)
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in _READERS)
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in _KINDS)
     remedy = "put one file per client there"
     check_data(bool(files), where, "holds no .csv or .parquet file", remedy)
     for number, path in enumerate(files):
@@ -62,15 +63,13 @@ def files_of(folder: Path) -> list[Path]:
     return files
 
 
-def read_columns(path: Path) -> tuple[dict[str, Any], list[str]]:
+def read_columns(path: Path) -> tuple[Columns, list[str]]:
     """Read a file as columns of whatever its cells hold, and say where each record stands in it."""
     if path.suffix.lower() == ".parquet":
-        table = arrow_table(path)
-        columns = {name: table[name].to_pylist() for name in table.column_names}
-        return columns, [f"record {number}" for number in range(1, table.num_rows + 1)]
-    names, rows = _csv_rows(path)
-    cells = {name: [row[at] for _, row in rows] for at, name in enumerate(names)}
-    return cells, [f"line {number}" for number, _ in rows]
+        return _read_parquet(path)
+    names, records = _read_csv(path)
+    columns = {name: [cells[at] for _, cells in records] for at, name in enumerate(names)}
+    return columns, [f"line {line}" for line, _ in records]
 
 
 def read_file(path: Path, label: str | None = None) -> Arrays:
@@ -78,50 +77,46 @@ def read_file(path: Path, label: str | None = None) -> Arrays:
 
     ``label`` names the label column; without it, the last column is taken.
     """
-    kind, problem = path.suffix.lower(), "is neither .csv nor .parquet"
-    check_data(kind in _READERS, str(path), problem, "name the file so")
-    return _split(path, *_READERS[kind](path), label)
+    problem = "is neither .csv nor .parquet"
+    check_data(path.suffix.lower() in _KINDS, str(path), problem, "name the file so")
+    return _split(str(path), *read_columns(path), label)
 
 
-def _split(path: Path, names: list[str], table: np.ndarray, label: str | None) -> Arrays:
-    """Take the label column out of a table, and check that all cells are numbers."""
-    where, remedy = str(path), f"choose the label among {', '.join(names)}"
-    known = label is None or label in names
-    check_data(known, where, f"has no column '{label}'", remedy)
+def _split(where: str, columns: Columns, rows: Sequence[str], label: str | None) -> Arrays:
+    """Take the label column out of a table, in which all cells must be numbers."""
+    names = list(columns)
+    remedy = f"choose the label among {', '.join(names)}"
+    check_data(label in (None, *names), where, f"has no column '{label}'", remedy)
     problem = "has no column beside the label"
     check_data(len(names) > 1, where, problem, "give at least one column of features")
-    column = -1 if label is None else names.index(label)
-    representable = np.isfinite(table) & (np.abs(table) < np.finfo(np.float32).max)
-    for row, at in np.argwhere(~representable):
-        problem = f"record {row + 1} has no number in '{names[at]}'"
-        raise DataError(where, problem, "fill or drop missing values first")
-    return np.delete(table, column, axis=1).astype(np.float32), table[:, column]
+    numbers = {}
+    for name, cells in columns.items():
+        column = Column(name=name, type="number")
+        numbers[name], _ = column.as_target(where, column.read(where, cells, rows), rows)
+    labels = numbers.pop(names[-1] if label is None else label)
+    return np.stack(list(numbers.values()), axis=1).astype(np.float32), labels
 
 
-def _not_a_table(path: Path, reason: object, remedy: str = _HEADER) -> DataError:
-    return DataError(str(path), f"cannot be read as a table of numbers ({reason})", remedy)
+def _not_a_table(path: Path, reason: object) -> DataError:
+    remedy = "use a header line, then one record a line, its cells separated by commas"
+    return DataError(str(path), f"cannot be read as a table ({reason})", remedy)
 
 
-def _csv_rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Read the names of the columns, and each line's number and cells; blank lines are left out."""
+def _read_csv(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Read the names of the columns, and each record's line and cells; blank lines are left out."""
     try:
-        reader = csv.reader(io.StringIO(text_of(path), newline=""))
-        rows, lines = [], [1]  # where each record begins
-        for row in reader:
-            rows.append(row)
-            lines.append(reader.line_num + 1)
+        (_, names), *records = csv_records(text_of(path)) or [(1, [])]
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise DataError(str(path), problem, "check the path") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+    except ValueError as error:
         raise _not_a_table(path, read_problem(error)) from error
-    names = rows[0] if rows else []
     numbers = False
     with suppress(ValueError):
         _ = [float(name) for name in names]
         numbers = names != [str(i) for i in range(len(names))]
     for wrong, reason in (
-        (not names, "it is empty, or its first line is"),
+        (not names, "it is empty"),
         (len(names) == 1 and ";" in names[0], "it is separated by semicolons"),
         (len(names) == 1 and "\t" in names[0], "it is separated by tabs"),
         (numbers, "its first line holds numbers, not the columns' names"),
@@ -129,38 +124,14 @@ def _csv_rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     ):
         if wrong:
             raise _not_a_table(path, reason)
-    filled = [(number, row) for number, row in zip(lines[1:], rows[1:], strict=False) if row]
-    for number, row in filled:
-        if len(row) != len(names):
-            reason = f"line {number} has {len(row)} cells for {len(names)} columns"
+    for line, cells in records:
+        if len(cells) != len(names):
+            reason = f"line {line} has {len(cells)} cells for {len(names)} columns"
             raise _not_a_table(path, reason)
-    return names, filled
+    return names, records
 
 
-def _read_csv(path: Path) -> Table:
-    """Read a header and numbers, as a spreadsheet saves them.
-
-    Blank lines are left out, an empty cell is a missing number, and an error names the line.
-    """
-    names, rows = _csv_rows(path)
-    table = []
-    for number, row in rows:
-        try:
-            table.append([_number(cell) for cell in row])
-        except ValueError as error:
-            raise _not_a_table(path, f"line {number}: {error}") from error
-    return names, np.array(table, dtype=np.float64).reshape(len(table), len(names))
-
-
-def _number(cell: str) -> float:
-    """Read a cell; an empty one is a missing number."""
-    try:
-        return float(cell) if cell.strip() else math.nan
-    except ValueError:
-        raise ValueError(f"{cell!r:.60} is not a number") from None
-
-
-def arrow_table(path: Path) -> Any:
+def _read_parquet(path: Path) -> tuple[Columns, list[str]]:
     """Read a Parquet file; pyarrow is imported only here."""
     try:
         from pyarrow import ArrowException, parquet
@@ -169,19 +140,8 @@ def arrow_table(path: Path) -> Any:
         raise DataError(str(path), "needs pyarrow, which is not installed", remedy) from error
     try:
         check_regular(path)
-        return parquet.read_table(path)
-    except (OSError, ValueError, TypeError, ArrowException) as error:
-        raise _not_a_table(path, error, "check the file") from error
-
-
-def _read_parquet(path: Path) -> Table:
-    """Read numeric columns."""
-    table = arrow_table(path)
-    try:
-        columns = [np.asarray(column.to_numpy(), dtype=np.float64) for column in table.columns]
-    except (ValueError, TypeError) as error:
-        raise _not_a_table(path, error, "use numeric columns") from error
-    return list(table.column_names), np.stack(columns, axis=1)
-
-
-_READERS = {".csv": _read_csv, ".parquet": _read_parquet}
+        table = parquet.read_table(path)
+        columns = {name: column_of(table, name) for name in table.column_names}
+    except (OSError, ValueError, TypeError, KeyError, ArrowException) as error:
+        raise DataError(str(path), f"cannot be read ({error})", "check the file") from error
+    return columns, [f"record {number}" for number in range(1, table.num_rows + 1)]

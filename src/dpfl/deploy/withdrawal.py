@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DataError, LedgerError, disk_error
-from dpfl.data.cells import person_id
+from dpfl.data.cells import cell_text, person_id
 from dpfl.data.tables import read_columns
 from dpfl.data.units import Units
 from dpfl.deploy.finish import FINISH_FILES, finish_delivered
@@ -104,7 +104,7 @@ def _row(
         if content == units.contents[row] and mark not in withdrawn
     ]
     check(bool(equal), what, "was withdrawn before", "delete it from the file", DataError)
-    cells = ", ".join(f"{name} = {values[row]}" for name, values in columns.items())
+    cells = ", ".join(f"{name} = {cell_text(values[row])}" for name, values in columns.items())
     return equal[-1], f"{what} ({cells})"
 
 

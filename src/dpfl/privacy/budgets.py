@@ -1,6 +1,5 @@
 """Where budgets come from (the papers' distributions, lists, files) and the ways to spend them."""
 
-import csv
 import functools
 import itertools
 import math
@@ -13,7 +12,7 @@ import numpy as np
 
 from dpfl.core.checks import check, positive
 from dpfl.core.errors import ConfigurationError, read_problem, unknown_name
-from dpfl.core.files import parsed, text_of
+from dpfl.core.files import csv_records, parsed, text_of
 from dpfl.core.seeds import PublicSeed
 from dpfl.core.types import Budget, Terms
 
@@ -193,7 +192,7 @@ def read_budget_file(path: Path) -> tuple[dict[str, float], dict[str, float]]:
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise ConfigurationError(where, problem, "check the path") from error
-    except (ValueError, TypeError, csv.Error) as error:
+    except (ValueError, TypeError) as error:
         remedy = "use columns id,epsilon[,delta], or JSON {id: epsilon} or {id: [epsilon, delta]}"
         problem = f"is not as expected ({read_problem(error)})"
         raise ConfigurationError(where, problem, remedy) from error
@@ -220,14 +219,14 @@ def _json_rows(text: str) -> Iterator[list[Any]]:
 
 
 def _csv_rows(text: str) -> Iterator[list[str]]:
-    header, *lines = [line for line in csv.reader(text.splitlines()) if line] or [[]]
+    (_, header), *records = csv_records(text) or [(1, [])]
     columns = [name.strip() for name in header]
     if sorted(columns) not in (["epsilon", "id"], ["delta", "epsilon", "id"]):
         raise ValueError(f"its columns are {', '.join(columns) or 'none'}")
-    for number, line in enumerate(lines, 2):
-        if len(line) != len(columns):
-            raise ValueError(f"line {number} has {len(line)} cells, not {len(columns)}")
-        cells = dict(zip(columns, map(str.strip, line), strict=True))
+    for line, record in records:
+        if len(record) != len(columns):
+            raise ValueError(f"line {line} has {len(record)} cells, not {len(columns)}")
+        cells = dict(zip(columns, map(str.strip, record), strict=True))
         yield [cells["id"], cells["epsilon"], *filter(None, [cells.get("delta")])]
 
 

@@ -1,6 +1,5 @@
 """Predict with a model that was trained and saved: :func:`load` gives everything it takes."""
 
-import csv
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,10 +16,9 @@ from torch import Tensor, nn
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DataError, FolderError
-from dpfl.core.files import text_of
 from dpfl.data.inputs import Inputs
 from dpfl.data.schema import Schema
-from dpfl.data.tables import arrow_table
+from dpfl.data.tables import read_columns
 from dpfl.models.checks import outputs_of
 from dpfl.numerics.clipping import all_finite
 from dpfl.runs.checkpoint import tensors_digest
@@ -259,14 +257,14 @@ def read_records(path: Path, predictor: Predictor, drop: tuple[str, ...] = ()) -
         kind in (".csv", ".parquet"), str(path), "is neither .csv nor .parquet", remedy, DataError
     )
     check(path.is_file(), str(path), "is not there", "check the path", DataError)
-    columns = _csv_columns(path) if kind == ".csv" else arrow_table(path).to_pydict()
+    columns, rows = read_columns(path)
     for name in drop:
         problem, near = f"has no column '{name}'", f"its columns are {', '.join(columns)}"
         check(columns.pop(name, None) is not None, str(path), problem, near, DataError)
-    count = len(next(iter(columns.values()), ()))
+    count = len(rows)
     check(count > 0, str(path), "holds no record", "give at least one", DataError)
     if predictor.schema is not None:
-        return predictor.schema.features(columns, str(path))
+        return predictor.schema.features(columns, str(path), rows)
     size = int(np.prod(predictor.shape))
     problem = f"has {len(columns)} columns, the model takes {size}"
     remedy = "give the features of training in their order; leave the label out"
@@ -282,23 +280,10 @@ def _numbers(path: Path, name: str, cells: list[Any]) -> np.ndarray:
         value = math.nan
         with suppress(TypeError, ValueError, OverflowError):
             value = float(cell)
-        problem = f"record {row + 1} has {cell!r} in '{name}', which is not a number of 32 bits"
+        problem = (
+            f"record {row + 1} has {str(cell)!r} in '{name}', which is not a number of 32 bits"
+        )
         good = abs(value) <= _LARGEST  # what is not a number is not, either
         check(good, str(path), problem, "fill or drop missing values first", DataError)
         found[row] = value
     return found
-
-
-def _csv_columns(path: Path) -> dict[str, list[Any]]:
-    """The columns of a CSV file as text; empty cells are None."""
-    try:
-        rows = [row for row in csv.reader(text_of(path).splitlines()) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(str(path), f"cannot be read ({error})", "check the file") from error
-    remedy = "use a header line, then one record a line"
-    check(bool(rows), str(path), "is empty", remedy, DataError)
-    for number, row in enumerate(rows[1:], 1):
-        problem = f"record {number} has {len(row)} cells for {len(rows[0])} columns"
-        check(len(row) == len(rows[0]), str(path), problem, remedy, DataError)
-    cells = [[cell.strip() or None for cell in column] for column in zip(*rows[1:], strict=True)]
-    return dict(zip(rows[0], cells or [[] for _ in rows[0]], strict=True))
