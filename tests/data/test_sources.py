@@ -282,7 +282,11 @@ def test_a_source_that_cannot_be_read_is_refused(source: Any, words: str) -> Non
     [
         (TABLE, {"client": "sit"}, "no column 'sit'; did you mean 'site'"),
         (TABLE, {"client": "site", "target": "il"}, "no column 'il'; did you mean 'ill'"),
-        ({**TABLE, "x": ["text"] * 20}, {"client": "site"}, "column 'x' does not hold numbers"),
+        (
+            {**TABLE, "x": ["text"] * 20},
+            {"client": "site"},
+            "record 1, column 'x': 'text' is not a number",
+        ),
         ({**TABLE, "site": ["a", None] * 10}, {"client": "site"}, "record 2 names no client"),
         ({**TABLE, "site": ["a"] * 19 + ["b"]}, {"client": "site"}, "client 'b': has 1 record"),
         (
@@ -379,3 +383,20 @@ def test_one_number_does_not_change_how_others_are_rounded() -> None:
 def test_ids_and_numbers_that_cannot_be_are_refused(who: Any, x: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
         hospital_of(who, x)
+
+
+def test_frames_whose_columns_stand_in_another_order_are_not_mixed_up() -> None:
+    x, y = FEATURES[:10].numpy().T
+    ill = LABELS[:10].numpy()
+    frames = {"a": {"x": x, "y": y, "ill": ill}, "b": {"y": y, "x": x, "ill": ill}}
+    with pytest.raises(DataError, match=r"client 'b': has columns .* use the same columns"):
+        dpfl.Federation.from_frame(frames, target="ill")
+
+
+def test_a_task_without_classes_takes_those_of_the_schema() -> None:
+    columns: Any = {"x": {"type": "number"}, "ill": {"type": "boolean"}}
+    schema = Schema.from_dict({"target": "ill", "columns": columns})
+    tables = {"a": {"x": FEATURES[:10, 0].numpy(), "ill": [1] * 5 + [0] * 5}}
+    for task in ("classification", {"metric": "auc"}, dpfl.tasks.Classification(metric="auc")):
+        federation = dpfl.Federation.from_frame(tables, schema=schema, task=task)
+        assert federation.classes == 2 and not federation.inferred

@@ -287,7 +287,7 @@ def test_bad_commands_are_named(
     words.write_text(words.read_text().replace("0.0", "high", 1))
     there, missing = str(words), str(tmp_path / "missing.csv")
     for command, code, problem in (
-        ([str(named[0]), there], 3, "record 1 has 'high' in 'f0', which is not a number"),
+        ([str(named[0]), there], 3, "line 2, column 'f0': 'high' is not a number"),
         ([str(named[0]), missing], 3, "missing.csv: is not there; check the path"),
         ([str(named[0]), "new.txt"], 3, "neither .csv nor .parquet"),
         ([str(named[0]), there, "--drop", "label"], 3, "has no column 'label'"),

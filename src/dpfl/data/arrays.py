@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl.core.checks import check
-from dpfl.core.errors import DataError
+from dpfl.core.errors import ConfigurationError, DataError
 from dpfl.data.records import Parts, Records, Span, check_data
 from dpfl.data.sources import dense, is_mapped, mapped_tensor
 from dpfl.data.units import TEST_FRACTION, UnitKey, Units, record_units, units_to_test
@@ -162,7 +161,14 @@ def with_classes(task: Task, classes: int | None) -> Task:
     """Give a classification its number of classes, where that is known."""
     if classes is None:
         return task
-    problem, remedy = f"classes = {classes} for {task.name}", "leave it out"
-    check(isinstance(task, Classification), "federation", problem, remedy)
-    assert isinstance(task, Classification)
+    if not isinstance(task, Classification):
+        problem = f"classes = {classes} for {task.name}"
+        raise ConfigurationError("federation", problem, "leave it out")
     return replace(task, classes=classes)
+
+
+def with_declared(task: Task, classes: int | None) -> Task:
+    """Fill in the number of ``classes`` that data declare, where a classification leaves it out."""
+    if isinstance(task, Classification) and task.classes is None:
+        return replace(task, classes=classes)
+    return task

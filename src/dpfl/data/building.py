@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 from dpfl.core.checks import check
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain
+from dpfl.data.arrays import with_declared
+from dpfl.data.cells import column_names
 from dpfl.data.loaders import Transform, read_items
 from dpfl.data.records import check_data
 from dpfl.data.schema import Schema
 from dpfl.data.sources import MEMORY, by_client, plain_columns
-from dpfl.data.tables import files_of, read_columns, read_folder
+from dpfl.data.tables import KINDS, read_columns
 from dpfl.data.units import UnitKey, Units, table_units
 from dpfl.tasks import PerPerson, Task, make_task
 
@@ -95,8 +97,6 @@ class Sources:
         """
         named = isinstance(folder, str | Path)
         check(named, "federation", f"folder = {folder!r:.60}", "give the path of a folder")
-        if schema is None:
-            return cls.from_arrays(read_folder(Path(folder), label), **options)
         arrays, options = arrays_of(tables_in(Path(folder)), schema, label, options)
         return cls.from_arrays(arrays, **options)
 
@@ -125,11 +125,19 @@ def tables_of(frame: Any, client: str | None) -> dict[Any, ClientTable]:
 
 
 def tables_in(folder: Path) -> dict[Any, ClientTable]:
-    """The tables of a folder with one file per client."""
+    """The tables of a folder with one CSV or Parquet file per client."""
     found = {}
-    for path in files_of(folder):
+    where = str(folder)
+    remedy = "name a folder with one .csv or .parquet file per client"
+    check_data(folder.is_dir(), where, "is not a folder", remedy)
+    for path in sorted(path for path in folder.iterdir() if path.suffix.lower() in KINDS):
+        problem = f"client '{path.stem}' has two files"
+        check_data(path.stem not in found, str(path), problem, "keep one file per client")
         columns, rows = read_columns(path)
+        check_data(bool(rows), str(path), "holds no record", "leave this client out")
         found[path.stem] = ClientTable(columns, str(path), rows)
+    remedy = "put one file per client there"
+    check_data(bool(found), where, "holds no .csv or .parquet file", remedy)
     return found
 
 
@@ -147,12 +155,20 @@ def arrays_of(
 ) -> tuple[dict[Any, Any], Plain]:
     """Each client's features and targets, and the options of a federation that is built of them.
 
-    Without a schema all columns are numbers, and ``target`` names the target (the last column if
-    None). ``options`` are those of :meth:`dpfl.Federation.from_arrays`. Units are marked under the
-    ``key``, which follows from the seed unless it is given.
+    Without a schema all columns are numbers, the same in every table, and ``target`` names the
+    target (the last column if None). ``options`` are those of :meth:`dpfl.Federation.from_arrays`.
+    Units are marked under the ``key``, which follows from the seed unless it is given.
     """
     if schema is None:
-        arrays = {name: plain_columns(t.columns, target, t.where) for name, t in tables.items()}
+        arrays = {}
+        first: list[str] = []
+        for name, table in tables.items():
+            names = column_names(table.columns)
+            first = first or names
+            problem = f"has columns {names}, and another table has {first}"
+            remedy = "use the same columns in the same order"
+            check_data(names == first, table.where, problem, remedy)
+            arrays[name] = plain_columns(table.columns, target, table.where, table.rows)
         return arrays, options
     remedy = "leave the target out: the schema names it"
     check(target is None, "federation", f"has a schema and a target '{target}'", remedy)
@@ -184,13 +200,6 @@ def units_of(schema: Schema, table: ClientTable, key: UnitKey) -> Units:
 
 def _task_of(schema: Schema, given: Given) -> Task:
     """The task that was asked for, or else the one that fits the schema's target."""
-    if given is not None:
-        values: Any = {"name": given} if isinstance(given, str) else given
-        plain = isinstance(values, Mapping) and values.get("name") == "classification"
-        if plain and schema.classes:
-            return make_task({"classes": schema.classes, **values})
-        return make_task(given)
-    if schema.classes is not None:
-        return make_task({"name": "classification", "classes": schema.classes})
-    several = schema.outcomes[0].type == "boolean"
-    return make_task("multi_label" if several else "regression")
+    if given is None and schema.classes is None:
+        given = "multi_label" if schema.outcomes[0].type == "boolean" else "regression"
+    return with_declared(make_task(given), schema.classes)

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from dpfl.core.checks import check
-from dpfl.core.errors import DataError
+from dpfl.core.errors import ConfigurationError, DataError
 
 _HALVES = re.compile("[\ud800-\udfff]")  # of characters
-_NUMERIC = re.compile("u?int|float|double")  # types of Arrow
 
 MISSING_VALUES = ("?", "NA", "N/A", "#N/A", "<NA>", "NaN", "null", "None")
 """Texts that mean a missing value, in capitals or not, where a schema names no others."""
@@ -27,43 +26,37 @@ def column_names(table: Any) -> list[str]:
     if names is None:
         names = table.keys() if isinstance(table, Mapping) else getattr(table, "columns", None)
     remedy = "give a pandas or polars frame, a Hugging Face dataset, or a dict of columns"
-    check(names is not None, "table", f"{type(table).__name__} has no columns", remedy)
-    found = [] if names is None else list(names)
-    odd = [name for name, count in Counter(found).items() if count > 1 or not isinstance(name, str)]
-    remedy = "give every column a name of its own, as text"
-    problem = f"column {next(iter(odd), '')!r} is there twice, or its name is not text"
-    check(not odd, "table", problem, remedy, DataError)
-    return found
+    if names is None:
+        raise ConfigurationError("table", f"{type(table).__name__} has no columns", remedy)
+    for name, count in Counter(names).items():
+        if count > 1 or not isinstance(name, str):
+            problem = f"column {name!r} is there twice, or its name is not text"
+            raise DataError("table", problem, "give every column a name of its own, as text")
+    return list(names)
 
 
 def column_of(table: Any, name: str) -> Any:
     """The cells of one column, as an array or a list."""
     cells = table[name]
-    if hasattr(cells, "to_pylist") and (cells.null_count or not _NUMERIC.match(str(cells.type))):
-        return cells.to_pylist()
+    if hasattr(cells, "to_pylist"):  # Arrow
+        numeric = re.match("u?int|float|double", str(cells.type))
+        return cells.to_numpy() if numeric and not cells.null_count else cells.to_pylist()
     if hasattr(cells, "to_numpy"):
         return cells.to_numpy()
     return cells if isinstance(cells, np.ndarray) else list(cells)
 
 
-def _nothing(cell: Any) -> bool:
-    """Whether a cell is empty: nothing, not a number, or pandas' NA."""
-    blank = cell is None or type(cell).__name__ in ("NAType", "NaTType")
-    return blank or (isinstance(cell, float | np.floating) and math.isnan(cell))
-
-
 def cell_text(cell: Any) -> str:
-    """A cell as text, "" where there is none.
+    """A cell as text, "" where there is none: nothing, blank text, not a number, or pandas' NA.
 
     2.0 is "2", since frames turn whole numbers with gaps into floats.
     """
-    if isinstance(cell, str):
-        return cell.strip()
-    if _nothing(cell):
-        return ""
-    if isinstance(cell, float | np.floating) and float(cell).is_integer():
-        return str(int(cell))
-    return str(cell).strip()
+    if isinstance(cell, float | np.floating):
+        if math.isnan(cell):
+            return ""
+        cell = int(cell) if float(cell).is_integer() else cell
+    nothing = cell is None or type(cell).__name__ in ("NAType", "NaTType")
+    return "" if nothing else str(cell).strip()
 
 
 def missing_texts(missing_values: Iterable[str]) -> set[str]:

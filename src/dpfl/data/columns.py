@@ -73,8 +73,13 @@ class Column:
         problem = f"missing = '{self.missing}' and fill = {self.fill!r}"
         check(good, where, problem, "give a fill where missing = 'constant', and only there")
         if self.fill is not None:
-            absent = bool(np.isnan(self.read("schema", [self.fill], ["fill"])).any())
-            check(not absent, where, f"fill = {self.fill!r} is itself missing", "give a value")
+            (fill,) = self.read("schema", [self.fill], ["fill"])
+            check(
+                not math.isnan(fill),
+                where,
+                f"fill = {self.fill!r} is itself missing",
+                "give a value",
+            )
 
     @property
     def names(self) -> tuple[str, ...]:

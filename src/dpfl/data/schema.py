@@ -173,9 +173,8 @@ class Schema:
         self._check_columns(table, where, [column.name for column in self.inputs])
         values = self._read(self.inputs, table, where, rows)
         features, kept = self._features(values, where, rows)
-        if not kept.all():
-            first = int((~kept).argmax())
-            place = f"{where}, {rows[first] if rows else f'record {first + 1}'}"
+        for row in np.flatnonzero(~kept).tolist():
+            place = f"{where}, {rows[row] if rows else f'record {row + 1}'}"
             remedy = "fill it in, or leave the record out: the schema drops it from training"
             raise DataError(place, "lacks a value without which nothing is predicted", remedy)
         return features
@@ -196,10 +195,11 @@ class Schema:
         needed = [*(column.name for column in self.columns), *person]
         self._check_columns(table, where, needed)
         for name in column_names(table):
-            known = name in (*needed, *self.ignore, *also)
-            near = did_you_mean(name, [column.name for column in self.columns])
-            remedy = f"{near} Else " * near.endswith("?") + "add it to the schema, or to ignore"
-            check_data(known, where, f"has a column '{name}' that the schema does not know", remedy)
+            if name not in (*needed, *self.ignore, *also):
+                near = did_you_mean(name, [column.name for column in self.columns])
+                remedy = f"{near} Else " * near.endswith("?") + "add it to the schema, or to ignore"
+                problem = f"has a column '{name}' that the schema does not know"
+                raise DataError(where, problem, remedy)
         values = self._read(self.columns, table, where, rows)
         features, kept = self._features(values, where, rows)
         targets = []
@@ -211,11 +211,11 @@ class Schema:
         if self.person is not None:
             persons = [person_id(cell) for cell in column_of(table, self.person)]
             gaps = missing_texts(self.missing_values)
-            nobody = [row for row, person in enumerate(persons) if person.casefold() in gaps]
-            if nobody:
-                place = rows[nobody[0]] if rows else f"record {nobody[0] + 1}"
-                problem = f"{place} names no {self.person_word} in '{self.person}'"
-                raise DataError(where, problem, "every record needs one")
+            for row, name in enumerate(persons):
+                if name.casefold() in gaps:
+                    place = rows[row] if rows else f"record {row + 1}"
+                    problem = f"{place} names no {self.person_word} in '{self.person}'"
+                    raise DataError(where, problem, "every record needs one")
         return Prepared(
             features=features,
             targets=targets[0] if len(targets) == 1 else np.stack(targets, axis=1),
@@ -263,6 +263,12 @@ class Schema:
         if self.missing_values != MISSING_VALUES:
             values["missing_values"] = list(self.missing_values)
         return {**values, "columns": {column.name: column.to_dict() for column in self.columns}}
+
+    def to_lists(self) -> Plain:
+        """Return the same with a list of columns: a digest sorts the keys of tables."""
+        values = self.to_dict()
+        columns = [{"name": name, **column} for name, column in values["columns"].items()]
+        return {**values, "columns": columns}
 
     @classmethod
     def from_dict(cls, values: Plain, where: str = "schema") -> Schema:

@@ -5,7 +5,8 @@ mapped into memory.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from dpfl.core.errors import did_you_mean
 from dpfl.data.cells import cell_text, column_names, column_of
+from dpfl.data.columns import Column
 from dpfl.data.records import check_data
 
 MEMORY = 2 * 2**30
@@ -91,26 +93,37 @@ def _as_array(cells: Any) -> np.ndarray:
     return found
 
 
-def plain_columns(table: Any, target: str | None, where: str) -> Arrays:
-    """Features and target of a table of numbers: every column but the target is a feature.
+@lru_cache
+def _number_column(name: str) -> Column:
+    """A column of numbers, made once for the tables of all clients."""
+    return Column(name=name, type="number")
+
+
+def number_columns(table: Any, where: str, rows: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """Read a table whose columns all hold numbers, by name, and refuse it if a value is missing.
+
+    ``where`` and ``rows`` name the table and its records in messages.
+    """
+    numbers = {}
+    for name in column_names(table):
+        column = _number_column(name)
+        values = column.read(where, column_of(table, name), rows)
+        numbers[name], _ = column.as_target(where, values, rows)
+    return numbers
+
+
+def plain_columns(table: Any, target: str | None, where: str, rows: Sequence[str] = ()) -> Arrays:
+    """Features (float32) and target of a table of numbers: all columns but the target are features.
 
     The last column is the target where none is named.
     """
-    names = column_names(table)
-    target = names[-1] if target is None and names else target
-    near = did_you_mean(str(target), names)
-    check_data(target in names, where, f"has no column '{target}'", near)
-    inputs = [name for name in names if name != target]
-    check_data(bool(inputs), where, f"has no column beside '{target}'", "give it features")
-    features = []
-    for name in inputs:
-        cells = np.asarray(column_of(table, name))
-        cells = np.asarray(cells.tolist()) if cells.dtype == object else cells
-        problem = f"column '{name}' does not hold numbers"
-        remedy = "leave it out, or describe the columns by a Schema"
-        check_data(cells.dtype.kind in "iufb", where, problem, remedy)
-        features.append(cells.astype(np.float64))  # rounded alike whatever the others are
-    return np.stack(features, axis=1), np.asarray(column_of(table, str(target)))
+    features = number_columns(table, where, rows)
+    target = next(reversed(features), "") if target is None else target
+    near = did_you_mean(target, features)
+    check_data(target in features, where, f"has no column '{target}'", near)
+    targets = features.pop(target)
+    check_data(bool(features), where, f"has no column beside '{target}'", "give it features")
+    return np.stack(list(features.values()), axis=1).astype(np.float32), targets
 
 
 # -- sparse and memory-mapped arrays ---------------------------------------------------------------

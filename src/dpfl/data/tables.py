@@ -9,58 +9,21 @@ A CSV file has a header line and one record a line; here ``ill`` is the label::
 Errors name the file, and the line or the record and the column where there is one.
 """
 
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dpfl.core.errors import DataError, read_problem
 from dpfl.core.files import check_regular, csv_records, text_of
 from dpfl.data.cells import column_of
-from dpfl.data.columns import Column
 from dpfl.data.records import check_data
+from dpfl.data.sources import Arrays, plain_columns
 
-Arrays = tuple[np.ndarray, np.ndarray]
 Columns = dict[str, Any]
 """The cells of each column, by its name."""
 
-_KINDS = (".csv", ".parquet")
-
-
-def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
-    """Read every ``*.csv`` and ``*.parquet`` file of a folder; a file's name is its client's id.
-
-    ``label`` names the label column; without it, the last column is taken. All files must have the
-    same columns. Returns features and labels by client.
-    """
-    clients: dict[str, Arrays] = {}
-    first: list[str] = []
-    files = files_of(folder)
-    for path in files:
-        columns, rows = read_columns(path)
-        first = first or list(columns)
-        where = str(path)
-        problem = f"has columns {list(columns)}, unlike {files[0].name}"
-        check_data(list(columns) == first, where, problem, "use the same columns in the same order")
-        check_data(bool(rows), where, "holds no record", "leave this client out")
-        clients[path.stem] = _split(where, columns, rows, label)
-    return clients
-
-
-def files_of(folder: Path) -> list[Path]:
-    """The ``*.csv`` and ``*.parquet`` files of a folder, one for each client."""
-    where, remedy = str(folder), "name a folder with one .csv or .parquet file per client"
-    check_data(folder.is_dir(), where, "is not a folder", remedy)
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in _KINDS)
-    remedy = "put one file per client there"
-    check_data(bool(files), where, "holds no .csv or .parquet file", remedy)
-    for number, path in enumerate(files):
-        alone = all(path.stem != other.stem for other in files[:number])
-        problem = f"client '{path.stem}' has two files"
-        check_data(alone, str(path), problem, "keep one file per client")
-    return files
+KINDS = (".csv", ".parquet")
+"""How the names of tables end."""
 
 
 def read_columns(path: Path) -> tuple[Columns, list[str]]:
@@ -72,29 +35,20 @@ def read_columns(path: Path) -> tuple[Columns, list[str]]:
     return columns, [f"line {line}" for line, _ in records]
 
 
+def check_kind(path: Path) -> None:
+    """Refuse a file whose name does not say what it is."""
+    problem = "is neither .csv nor .parquet"
+    check_data(path.suffix.lower() in KINDS, str(path), problem, "name the file so")
+
+
 def read_file(path: Path, label: str | None = None) -> Arrays:
     """Read one client's file: features (float32) and labels (float64).
 
     ``label`` names the label column; without it, the last column is taken.
     """
-    problem = "is neither .csv nor .parquet"
-    check_data(path.suffix.lower() in _KINDS, str(path), problem, "name the file so")
-    return _split(str(path), *read_columns(path), label)
-
-
-def _split(where: str, columns: Columns, rows: Sequence[str], label: str | None) -> Arrays:
-    """Take the label column out of a table, in which all cells must be numbers."""
-    names = list(columns)
-    remedy = f"choose the label among {', '.join(names)}"
-    check_data(label in (None, *names), where, f"has no column '{label}'", remedy)
-    problem = "has no column beside the label"
-    check_data(len(names) > 1, where, problem, "give at least one column of features")
-    numbers = {}
-    for name, cells in columns.items():
-        column = Column(name=name, type="number")
-        numbers[name], _ = column.as_target(where, column.read(where, cells, rows), rows)
-    labels = numbers.pop(names[-1] if label is None else label)
-    return np.stack(list(numbers.values()), axis=1).astype(np.float32), labels
+    check_kind(path)
+    columns, rows = read_columns(path)
+    return plain_columns(columns, label, str(path), rows)
 
 
 def _not_a_table(path: Path, reason: object) -> DataError:

@@ -42,10 +42,7 @@ with warnings.catch_warnings():  # pydantic's models have an old method of the n
             check(values.get("folder") is not None, "[data] schema", problem, remedy)
             problem, remedy = "is given beside a schema, which names the target", "leave it out"
             check(values.get("label") is None, "[data] label", problem, remedy)
-            # A list: a digest sorts the keys of tables, and the order of columns counts.
-            told = schema.to_dict()
-            columns = [{"name": name, **own} for name, own in told["columns"].items()]
-            return {**values, "schema": {**told, "columns": columns}}
+            return {**values, "schema": schema.to_lists()}
 
         def described(self) -> Schema | None:
             """The schema of the files, None if they have none."""

@@ -1,8 +1,6 @@
 """Predict with a model that was trained and saved: :func:`load` gives everything it takes."""
 
-import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,8 @@ from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DataError, FolderError
 from dpfl.data.inputs import Inputs
 from dpfl.data.schema import Schema
-from dpfl.data.tables import read_columns
+from dpfl.data.sources import number_columns
+from dpfl.data.tables import check_kind, read_columns
 from dpfl.models.checks import outputs_of
 from dpfl.numerics.clipping import all_finite
 from dpfl.runs.checkpoint import tensors_digest
@@ -32,7 +31,6 @@ PERSONAL = {PRIVATE: "with the site's own part", HEAD: "with the site's own head
 """Files beside a site's model that hold what replaces parts of it, and what they make of it."""
 
 _RECORDS_AT_ONCE = 512
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,38 +250,18 @@ def read_records(path: Path, predictor: Predictor, drop: tuple[str, ...] = ()) -
     ``path`` is the file; a model with a schema takes its columns by name. Without one, the file's
     columns but for those in ``drop`` are the features, in their order.
     """
-    kind, remedy = path.suffix.lower(), "name the file so"
-    check(
-        kind in (".csv", ".parquet"), str(path), "is neither .csv nor .parquet", remedy, DataError
-    )
+    check_kind(path)
     check(path.is_file(), str(path), "is not there", "check the path", DataError)
     columns, rows = read_columns(path)
     for name in drop:
         problem, near = f"has no column '{name}'", f"its columns are {', '.join(columns)}"
         check(columns.pop(name, None) is not None, str(path), problem, near, DataError)
-    count = len(rows)
-    check(count > 0, str(path), "holds no record", "give at least one", DataError)
+    check(bool(rows), str(path), "holds no record", "give at least one", DataError)
     if predictor.schema is not None:
         return predictor.schema.features(columns, str(path), rows)
     size = int(np.prod(predictor.shape))
     problem = f"has {len(columns)} columns, the model takes {size}"
     remedy = "give the features of training in their order; leave the label out"
     check(len(columns) == size, str(path), problem, remedy, DataError)
-    table = [_numbers(path, name, cells) for name, cells in columns.items()]
-    return np.stack(table, axis=1).reshape(count, *predictor.shape)
-
-
-def _numbers(path: Path, name: str, cells: list[Any]) -> np.ndarray:
-    """A column as numbers; the first cell that is not one is named."""
-    found = np.zeros(len(cells), dtype=np.float32)
-    for row, cell in enumerate(cells):
-        value = math.nan
-        with suppress(TypeError, ValueError, OverflowError):
-            value = float(cell)
-        problem = (
-            f"record {row + 1} has {str(cell)!r} in '{name}', which is not a number of 32 bits"
-        )
-        good = abs(value) <= _LARGEST  # what is not a number is not, either
-        check(good, str(path), problem, "fill or drop missing values first", DataError)
-        found[row] = value
-    return found
+    features = np.stack(list(number_columns(columns, str(path), rows).values()), axis=1)
+    return features.astype(np.float32).reshape(len(rows), *predictor.shape)

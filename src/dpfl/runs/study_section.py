@@ -43,13 +43,12 @@ with warnings.catch_warnings():  # pydantic's models have an old method of the n
             if given is None:
                 return values
             schema = Schema.from_dict(given, "[study] schema")
-            columns = [{"name": column.name, **column.to_dict()} for column in schema.columns]
             known: Plain = {"feature_shape": [len(schema.feature_names)], "classes": schema.classes}
             for name, value in known.items():
                 problem = f"{values.get(name)} was given, and the schema makes it {value}"
                 good = values.get(name, value) == value
                 check(good, f"[study] {name}", problem, "leave it out")
-            return {**values, **known, "schema": {**schema.to_dict(), "columns": columns}}
+            return {**values, **known, "schema": schema.to_lists()}
 
         def described(self) -> Schema | None:
             """The schema, None if sites are free."""
