@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from dpfl.core.errors import did_you_mean
+from dpfl.core.errors import DataError, did_you_mean
 from dpfl.data.records import check_data
 from dpfl.data.sources import MEMORY, Arrays
 
@@ -102,13 +102,12 @@ def _unbatched(where: str, batch: Any) -> Iterator[Any]:
 def _pair(where: str, item: Any, fields: tuple[str, str] | None) -> Arrays:
     """Features and target of one record."""
     if isinstance(item, Mapping):
-        remedy = "name them: features='image', target='label'"
-        problem = f"a record is a dict of {', '.join(map(str, item))}"
-        check_data(fields is not None, where, problem, remedy)
-        for name in fields or ():
+        if fields is None:
+            problem = f"a record is a dict of {', '.join(map(str, item))}"
+            raise DataError(where, problem, "name them: features='image', target='label'")
+        for name in fields:
             near = did_you_mean(name, map(str, item))
             check_data(name in item, where, f"a record has no '{name}'", near)
-        assert fields is not None
         return item[fields[0]], item[fields[1]]
     pair = isinstance(item, list | tuple) and len(item) == 2
     problem = f"a record is a {type(item).__name__}, not (features, target)"

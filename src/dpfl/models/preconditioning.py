@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfl.core.checks import check, one_of, whole_number
+from dpfl.core.errors import ConfigurationError
 from dpfl.models.features import FeatureMap, Kind, unit
 from dpfl.tasks import Task
 
@@ -132,11 +133,9 @@ def linear_head(
     """
     if isinstance(features, FeatureMap):
         size, kind = size or features.size, kind or features.kind
-    known = size is not None and kind is not None
-    remedy = "give size and kind, as for linear_head(backbone, 10, size=512, kind='images')"
-    check(known, "linear head", "features without a size or a kind", remedy)
-    assert size is not None
-    assert kind is not None
+    if size is None or kind is None:
+        remedy = "give size and kind, as for linear_head(backbone, 10, size=512, kind='images')"
+        raise ConfigurationError("linear head", "features without a size or a kind", remedy)
     whole_number("linear head", "size", size)
     whole_number("linear head", "classes", classes, least=2)
     one_of("linear head", ("images", "tables", "text"), kind=kind)

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from dpfl.core.checks import check
+from dpfl.core.errors import ConfigurationError
 from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Observer, Phase, State, Terms, Unit, Who
@@ -206,11 +206,11 @@ def enrol(
 
 def planned_rounds(strategy: Strategy, claims: Mapping[str, Claims], rounds: int | None) -> int:
     """How many rounds there will be: those given, or as many as a recipe plans."""
-    if rounds is None and strategy.recipe is not None:
-        return int(strategy.recipe.plan(strategy, claims, rounds)["rounds"])
-    check(rounds is not None, strategy.name, "how many rounds there are is open", "give rounds")
-    assert rounds is not None
-    return rounds
+    if rounds is not None:
+        return rounds
+    if strategy.recipe is None:
+        raise ConfigurationError(strategy.name, "how many rounds there are is open", "give rounds")
+    return int(strategy.recipe.plan(strategy, claims, rounds)["rounds"])
 
 
 def first_state(agreement: Agreement, model: Tensor) -> State:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfl.core.checks import check
-from dpfl.core.errors import PeerError
+from dpfl.core.errors import ConfigurationError, PeerError
 from dpfl.core.grid import LARGEST_RELEASE, Grid
 from dpfl.core.grid_noise import LARGEST
 from dpfl.core.types import Terms
@@ -75,12 +75,12 @@ def upload_grid(strategy: Strategy, terms: Terms, round_: int, drawn: int) -> Gr
 def sum_plan(strategy: Strategy, terms: Terms, round_: int, drawn: int) -> SumPlan:
     """Plan the sum of one round's uploads; refused where it cannot hide, or add up, anything."""
     group, grid = strategy.channel.group(drawn), upload_grid(strategy, terms, round_, drawn)
-    problem = "its uploads are not whole multiples of one step, which a secure sum adds up"
-    check(grid is not None, strategy.name, problem, "use with_secure_sum")
-    problem = f"{type(strategy.channel).__name__} is no secure sum"
-    check(group is not None, strategy.name, problem, "use with_secure_sum")
-    assert grid is not None
-    assert group is not None
+    if grid is None:
+        problem = "its uploads are not whole multiples of one step, which a secure sum adds up"
+        raise ConfigurationError(strategy.name, problem, "use with_secure_sum")
+    if group is None:
+        problem = f"{type(strategy.channel).__name__} is no secure sum"
+        raise ConfigurationError(strategy.name, problem, "use with_secure_sum")
     if round_ < 0:
         numbers, largest = terms.releases[round_][1], LARGEST_RELEASE + LARGEST
         return SumPlan(step=grid.step, numbers=numbers, largest=largest, group=group)

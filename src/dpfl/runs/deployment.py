@@ -7,7 +7,7 @@ from pydantic import Field, StrictInt, model_validator
 from torch import nn
 
 from dpfl.core.checks import MOST_ROUNDS, check, check_name
-from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.promise import SUMMED, colluding
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain, Unit, unit_called
@@ -180,9 +180,9 @@ class Offer(TomlFile):
         metric, rounds = self.accounted_metric(), self.run.rounds
         if metric is None:
             return ()
-        problem = "measurements are planned before the method has planned its rounds"
-        check(rounds is not None, "[run] rounds", problem, "give a number beside [accounted]")
-        assert rounds is not None
+        if rounds is None:
+            problem = "measurements are planned before the method has planned its rounds"
+            raise ConfigurationError("[run] rounds", problem, "give a number beside [accounted]")
         schema, task = self.study.described(), self.learned()
         single = schema is None or schema.single
         return metric.shares(task if single else PerPerson(task=task), rounds)

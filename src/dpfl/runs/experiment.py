@@ -205,17 +205,17 @@ class Experiment(TomlFile):
             federation = federation.with_validation(self.public_seed().child("data"))
         epsilon, delta, scale = self.budgets.epsilon, self.budgets.delta, self.budgets.scale
         if epsilon is not None:
-            remedy = "give a delta well below 1 / records of the smallest client"
-            missing = "is missing and has no default"
-            check(delta is not None, "[budgets] delta", missing, remedy)
-            assert delta is not None
+            if delta is None:
+                remedy = "give a delta well below 1 / records of the smallest client"
+                problem = "is missing and has no default"
+                raise ConfigurationError("[budgets] delta", problem, remedy)
             seed = self.public_seed().child("budgets")
             budgets = make_budgets(epsilon, delta, federation.ids, seed)
             own = {c: replace(b, epsilon=b.epsilon * (scale or 1)) for c, b in budgets.items()}
             federation = federation.with_budgets(own)
         for client in sorted(set(self.clients) - set(federation.ids)):
             near = did_you_mean(client, federation.ids)
-            check(False, f"[clients.{client}]", "is not in the federation", near)
+            raise ConfigurationError(f"[clients.{client}]", "is not in the federation", near)
         return replace(federation, client_settings=self._client_settings(federation.ids))
 
     def _client_settings(self, ids: tuple[str, ...]) -> dict[str, ClientSettings]:
@@ -235,15 +235,19 @@ class Experiment(TomlFile):
     def _clients(self, data_folder: Path | None) -> Federation:
         """Load the records and share them out."""
         name, folder, seed = self.data.name, self.data.folder, self.public_seed().child("data")
-        one = (name is None) != (folder is None)
-        check(one, "[data]", "needs either a name or a folder", "name one data set")
+        if (name is None) == (folder is None):
+            problem = "needs either a name or a folder"
+            raise ConfigurationError("[data]", problem, "name one data set")
         label, remedy = self.data.label, "leave it out: it is for the files of a folder"
         problem = f"'{label}' is given for the data set '{name}', which has its own"
         check(label is None or folder is not None, "[data] label", problem, remedy)
         problem, named = f"is for a folder, and '{name}' is a data set", folder is None
         check(not (named and self.data.stratified), "[data] stratified", problem, "leave it out")
         if folder is not None:
-            found = Federation.from_files(
+            for key in self.partition.model_dump(exclude_defaults=True).keys() - {"validation"}:
+                problem = "the files of a folder are shared out already"
+                raise ConfigurationError(f"[partition] {key}", problem, "leave it out")
+            return Federation.from_files(
                 folder,
                 label=self.data.label,
                 schema=self.data.described(),
@@ -251,10 +255,6 @@ class Experiment(TomlFile):
                 stratified=self.data.stratified,
                 task=self.learned(),
             )
-            for key in self.partition.model_dump(exclude_defaults=True).keys() - {"validation"}:
-                problem, remedy = "the files of a folder are shared out already", "leave it out"
-                check(False, f"[partition] {key}", problem, remedy)
-            return found
         assert name is not None
         dataset = load_dataset(name, data_folder)
         kind, clients = self.partition.kind, self.partition.clients
