@@ -59,6 +59,25 @@ def refused(capsys: pytest.CaptureFixture[str], code: int, words: str, *argument
 INIT = ["--id", "a", "--epsilon", "4", "--delta", "0.01"]
 
 
+def test_what_is_wrong_with_records_is_said_at_the_site_and_nowhere_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_csv(Path("records.csv"))
+    header, *rows = Path("records.csv").read_text().splitlines()
+    large = [row.replace("0.", "9000000000000000.", 1) for row in rows]
+    Path("records.csv").write_text("\n".join([header, *large]) + "\n")
+    code, _, err = _run(
+        capsys, "site", "init", "home", "--data", "records.csv", "--label", "ill", *INIT
+    )
+    assert code == 0 and "TOO LARGE" in err
+    answer = Site(Path("home")).answer(Desk(study_values(batch_size=33)).terms())
+    log = (Path("home") / "site.log").read_text()
+    assert log.count("TOO LARGE") == log.count("WHOLE BATCHES") == 1
+    _run(capsys, "site", "spend", "home", "--page", "board.html")
+    for text in (str(answer), Path("board.html").read_text()):
+        assert "TOO LARGE" not in text and "WHOLE BATCHES" not in text
+
+
 def test_a_site_is_made_with_one_command_and_shows_what_it_has_spent(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -123,7 +142,7 @@ def test_a_site_is_made_with_one_command_and_shows_what_it_has_spent(
     ("content", "words"),
     [
         ("x,ill\n1,0\nword,1\n", "line 3"),
-        ("x,ill\n1,0\n,1\n", "no number in 'x'"),
+        ("x,ill\n1,0\n,1\n", "column 'x': has no value"),
         ("x,ill\n1,0.5\n", "not whole numbers"),
         ("x,ill\n", "0 record"),
         ("", "is empty"),

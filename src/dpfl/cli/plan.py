@@ -74,6 +74,7 @@ def show_description(described: Description) -> None:
     for name, reason in described.slow_layers.items():
         layer = f"layer '{name}'" if name else "the model itself"
         c.out.print(f"slow: {layer}: {reason}")
+    c.warn(described.flags)
     if described.forecast.warning:
         c.warn([f"WARNING: {described.forecast.warning}"])
 

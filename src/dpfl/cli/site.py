@@ -71,6 +71,7 @@ def init(
     """Make a site: its file, its key, its ledger. Read the file: it decides what is accepted."""
     from dpfl.deploy.credentials import make_site_key
     from dpfl.deploy.records import LoadedSite, declare_targets, declare_unit
+    from dpfl.rounds.members import data_flags
 
     targets = declare_targets(task, classes, schema=schema is not None)
     budget = {"epsilon": epsilon, "delta": delta, "per_study": per_study}
@@ -91,7 +92,7 @@ def init(
     count = f"{site.member().shard.examples} training {site.unit}s"
     per = f"epsilon {epsilon:g} at delta {delta:g} per {unit}"
     c.out.print(f"Site '{name}': {count}, {site.targets_text}, {per}")
-    c.warn(site.flags())
+    c.warn([*site.flags(), *data_flags({name: site.member()})])
     if not site.mark.exists():
         c.warn([f"{site.mark} cannot be written: a second site on these records is not noticed"])
     c.note(f"Its file: {folder / 'site.toml'} (read it: it decides what the site accepts)")

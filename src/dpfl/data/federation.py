@@ -20,7 +20,7 @@ from dpfl.core.checks import check, whole_number
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, ClientSettings, Unit, unit_called
 from dpfl.data.arguments import check_kind, per_client
-from dpfl.data.arrays import ENCODE, client_parts, split_end, split_off, with_classes
+from dpfl.data.arrays import ENCODE, client_parts, split_end, split_off, with_classes, with_declared
 from dpfl.data.building import Sources
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.data.partition import Partition
@@ -40,6 +40,8 @@ class Federation(Sources):
     need not name every client; one budget or one set of settings is for all. ``stratified`` says
     that labels decided who holds a record or tests on it. One record then decides which others are
     trained on, and neighbouring federations may differ in more than one: runs on them are flagged.
+    So are those whose task was not declared as a whole: ``inferred`` names the setting that was
+    counted in the records.
 
     ``unit`` is whose presence is hidden by what protects single units of the data: a record, or by
     its own word a person, whose records are one unit. ``schema`` says how features were made.
@@ -55,6 +57,7 @@ class Federation(Sources):
     budgets: Mapping[str, Budget] = field(default_factory=dict)
     client_settings: Mapping[str, ClientSettings] = field(default_factory=dict)
     stratified: bool = False
+    inferred: str = ""
     unit: Unit = Unit.RECORD
     schema: Schema | None = None
 
@@ -190,7 +193,8 @@ class Federation(Sources):
         Features are numbers; with ``tokens`` (the size of the vocabulary) they are whole numbers
         for an embedding. ``task`` says what is learned (:mod:`dpfl.tasks`), by name or as an
         object; left out, it is classification. Its labels are 0..``classes`` - 1; without
-        ``classes``, the largest label decides, and a class without a record is refused.
+        ``classes``, the largest label decides, which is flagged, and a class without a record is
+        refused.
         ``budgets`` and ``client_settings`` are by client.
         Clients that are numbered are named by their numbers, with leading zeros. ``unit`` is the
         word for what a record is about, where each is about another one, such as "patient".
@@ -233,6 +237,7 @@ class Federation(Sources):
             budgets=renamed(budgets, names),
             client_settings=renamed(client_settings, names),
             stratified=stratified and any(map(_is_whole, clients.values())),
+            inferred=learned.inferred,
             unit=unit_called(unit),
             schema=schema,
         )
@@ -257,6 +262,8 @@ class Federation(Sources):
         check_kind("dataset", dataset, Dataset)
         check_kind("partition", partition, Partition)
         check_kind("seed", seed, PublicSeed)
+        if task is not None and dataset.task is None:
+            task = with_declared(task, dataset.classes)
         dataset = dataset.as_task(task)
         shards = partition.shards(dataset, clients, seed)
         return cls(
@@ -264,6 +271,7 @@ class Federation(Sources):
             task=dataset.learned,
             inputs=dataset.inputs,
             stratified=partition.by_label,
+            inferred="" if task is None else task.inferred,
         )
 
 

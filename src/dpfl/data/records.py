@@ -7,6 +7,7 @@ of many clients are one look-up.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,6 +20,7 @@ from torch import Tensor
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError
 from dpfl.data.inputs import NUMBERS, Inputs
+from dpfl.numerics.clipping import LARGEST_NORM, within_bounds
 from dpfl.tasks import Classification, Task
 
 check_data = partial(check, kind=DataError)
@@ -104,6 +106,21 @@ class Records:
         if low < 0 or high >= count:
             low, high = _range(self.features[slice(*span)])
         return low if low < 0 else high if high >= count else None
+
+    def too_large(self, span: Span) -> bool:
+        """Whether a record of a stretch is not :func:`within_bounds`, and so counts as zero.
+
+        The largest number of the whole storage is found once: it settles most stretches.
+        """
+        return not (self._bounded or bool(within_bounds(self.features[slice(*span)]).all()))
+
+    @cached_property
+    def _bounded(self) -> bool:
+        """Whether no record can be too large."""
+        if not self.features.is_floating_point():
+            return True
+        largest = torch.linalg.vector_norm(self.features, ord=math.inf)
+        return bool(largest * math.sqrt(self.features[:1].numel()) <= LARGEST_NORM)
 
     @cached_property
     def _token_range(self) -> Span:

@@ -25,11 +25,12 @@ def _accept(file: SiteFile, good: bool, problem: str, remedy: str) -> None:
     check(good, f"site '{file.site.id}'", problem, remedy, PrivacyRefusal)
 
 
-def check_offer(file: SiteFile, study: Offer, member: Member) -> None:
+def check_offer(file: SiteFile, study: Offer, member: Member) -> Strategy:
     """Check a study as a whole: its sites, method, number of rounds and promise.
 
     ``file`` is the site's own, ``study`` what is offered, ``member`` the site with its budget.
-    Raises :class:`~dpfl.core.errors.PrivacyRefusal` with the first thing that the policy forbids.
+    Returns the study's strategy. Raises :class:`~dpfl.core.errors.PrivacyRefusal` with the first
+    thing that the policy forbids.
     """
     policy, method, sites = file.policy, study.method.name, study.study.sites
 
@@ -69,6 +70,7 @@ def check_offer(file: SiteFile, study: Offer, member: Member) -> None:
             "agree on one unit: person_word in the sites' schema, and [study] unit",
         )
     check_budget(member, unit=strategy.unit, observer=strategy.observer)
+    return strategy
 
 
 def _check_rounds(file: SiteFile, rounds: int | None) -> None:

@@ -34,11 +34,12 @@ from dpfl.models import check_model
 from dpfl.models.featured import with_features
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.site_ledger import PlannedUnits, SiteLedger
-from dpfl.rounds.members import Member, honest_members
+from dpfl.rounds.members import Member, data_flags, honest_members
 from dpfl.runs.deployment import Offer, site_task
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.sections import TaskSection
 from dpfl.runs.site_file import SCHEMA_FILE as SCHEMA_FILE, SITE_FILE, SiteFile
+from dpfl.strategy import Strategy
 from dpfl.tasks import Regression, Task, make_task
 
 UNITS_KEY = "units.key"
@@ -135,8 +136,7 @@ class LoadedSite(SiteFolder):
         """
         same, units = self.still_planned(ledger, run), self.units()
         planned = ledger.units(run)
-        assert planned is not None
-        assert units is not None
+        assert planned is not None and units is not None
         withdrawn, blanks = self.withdrawn()
         after = self._digest(units, withdrawn | {mark}, blanks | {mark}) if same else ""
         return planned.digest, after
@@ -343,8 +343,8 @@ class LoadedSite(SiteFolder):
 
         What the server is told does not describe the records; the site's log does.
         """
-        check_offer(self.file, study, self.member())
-        self._check_schema(study)
+        strategy = check_offer(self.file, study, self.member())
+        self._check_schema(study, strategy)
         declared, task, shape = self.federation(), study.learned(), study.study.feature_shape
         fitting = fits(declared, study)
         if not fitting:
@@ -356,19 +356,22 @@ class LoadedSite(SiteFolder):
             shapes = own.feature_shape, own.task, own.inputs, own.target_shape
             check_model(study.build_model(), *shapes)
             kept.checked = kept.key, model
+            for raised in data_flags({self.id: self.member()}, strategy.local):
+                self.log(str(raised))  # here alone: the server is not told
 
-    def _check_schema(self, study: Offer) -> None:
+    def _check_schema(self, study: Offer, strategy: Strategy) -> None:
         """Refuse a study that states another schema, or whose method takes single records only."""
         where, stated, own = f"site '{self.id}'", study.study.described(), self.schema
         if stated is not None:
             remedy = "use the study's schema: dpfl site init --schema"
-            check(own is not None, where, "has no schema, and the study states one", remedy)
-            assert own is not None
+            if own is None:
+                problem = "has no schema, and the study states one"
+                raise ConfigurationError(where, problem, remedy)
             if (other := stated.difference(own)) is not None:  # the server is not told its columns
                 self.log(f"its schema is not the study's ({other})")
                 raise ConfigurationError(where, "its schema is not the study's", remedy)
         if own is not None:
-            study.strategy().protecting(own.unit, single=own.single)
+            strategy.protecting(own.unit, single=own.single)
 
 
 def fits(declared: Federation, study: Offer) -> bool:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
 from dpfl.core.layout import Layout
@@ -14,7 +13,7 @@ from dpfl.core.types import Phase
 from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.models.checks import outputs_of
 from dpfl.models.separation import mixing
-from dpfl.numerics.clipping import LARGEST_NORM, squared_norms
+from dpfl.numerics.clipping import within_bounds
 from dpfl.tasks import CLASSIFICATION, Task
 
 
@@ -115,8 +114,3 @@ def batches_of(batch: Batch, size: int) -> list[Batch]:
         Batch(batch.features[p], batch.labels[p], batch.task, None if live is None else live[p])
         for p in parts
     ]
-
-
-def within_bounds(features: Tensor) -> Tensor:
-    """Which records are finite and not too large."""
-    return squared_norms(features.flatten(1).to(torch.float32)) <= LARGEST_NORM**2

@@ -17,6 +17,7 @@ from dpfl.engine import slow_layers
 from dpfl.engine.stacked import assumptions_of
 from dpfl.experiments import planned_costs as costs
 from dpfl.privacy.accountant import shown
+from dpfl.privacy.flags import RaisedFlag
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Agreement, Run, first_state
 from dpfl.rounds.codec import FRAME_BYTES, encode_download
@@ -26,6 +27,7 @@ from dpfl.runs.result import Spread
 from dpfl.secure_sum.group import Group
 from dpfl.sim.forecast import NoiseForecast, forecast
 from dpfl.sim.loop import Simulation
+from dpfl.sim.summary import flags_of
 
 MOST_FORECAST = 32
 """Clients that stand for all in a forecast before a run."""
@@ -59,6 +61,7 @@ class Description:
     how much noise a round would leave beside its signal. ``slow_layers`` are layers without a rule
     for per-record gradients, and why: with them DP-SGD is slow. ``counted`` is what clients hold:
     records, or persons. ``group`` adds up a round's uploads, where there is a secure sum.
+    ``flags`` are those that a run would carry, as far as they are known before it.
     """
 
     method: str
@@ -80,6 +83,7 @@ class Description:
     forecast: NoiseForecast
     slow_layers: Mapping[str, str] = field(default_factory=dict)
     group: Group | None = None
+    flags: tuple[RaisedFlag, ...] = ()
 
     @property
     def secure_sum(self) -> str:
@@ -117,6 +121,7 @@ class Description:
             ["slow layer", f"{name or 'the model itself'}: {why}"]
             for name, why in self.slow_layers.items()
         ]
+        facts += [["flag", str(raised)] for raised in self.flags]
         facts += [["warning", self.forecast.warning]] if self.forecast.warning else []
         return html_table(("step", "component"), self.pipeline) + html_table((), facts)
 
@@ -140,6 +145,7 @@ class Description:
             "bytes_up_per_client": self.bytes_up,
             "bytes_down_per_client": self.bytes_down,
             "noise_to_signal": "infinite" if ratio == math.inf else ratio,
+            "flags": [raised.to_dict() for raised in self.flags],
             "warning": self.forecast.warning,
             "planned": dict(self.forecast.planned),
             "reach": self.forecast.reach,
@@ -183,6 +189,7 @@ def description_of(sim: Simulation, seed: PublicSeed) -> Description:
         forecast=forecast(agreement, sim.members, seed),
         slow_layers=slow_layers(sim.model) if strategy.local.private else {},
         group=strategy.channel.group(max(1, round(terms.expected_cohort))),
+        flags=flags_of(sim, played=False),
     )
 
 

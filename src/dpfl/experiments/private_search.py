@@ -98,7 +98,7 @@ def private_search(
         score, model = _one_run(experiments[place], federation, once, own)
         if best is None or _better(score, best[1], once):
             best = place, score, model
-    flags = raised(seeded=seeded, stratified=federation.stratified)
+    flags = raised(federation, seeded=seeded)
     together = [histories[place] for place in drawn]
     return SearchResult(
         metric=once.measure(federation.task).name,

@@ -95,6 +95,11 @@ def clip(vector: Tensor, bound: float) -> Tensor:
     return torch.where(torch.isfinite(norm), clipped, torch.zeros_like(clipped)).to(vector.dtype)
 
 
+def within_bounds(features: Tensor) -> Tensor:
+    """Which records are finite and not larger than ``LARGEST_NORM``."""
+    return squared_norms(features.flatten(1).to(torch.float32)) <= LARGEST_NORM**2
+
+
 _HOST = torch.device("cpu")
 
 

@@ -25,11 +25,11 @@ from dpfl.core.phases import Phase
 from dpfl.core.types import Claims, ClientSettings, Terms, Unit
 from dpfl.plugs.base import SUM_DELTA, Participant, claiming
 from dpfl.plugs.local_work import DpSgd
+from dpfl.plugs.sampling import ALL
 from dpfl.plugs.shared_gradient import SharedGradient
 from dpfl.privacy.exposure import Exposure
 from dpfl.privacy.unsampled import unsampled_multiplier
 
-ALL = 1 << 40  # more records than anybody has
 RESERVED = 1.2e-3
 """The share of delta that plans leave: more than a filter keeps (Renyi's part is in its curve)."""
 

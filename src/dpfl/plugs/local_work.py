@@ -49,6 +49,11 @@ class LocalWork(Plug):
         """Plan one round's work, calibrated to the participant's own budget."""
         raise NotImplementedError
 
+    @property
+    def batch_size(self) -> int:
+        """How many of a client's records a step is meant to take; 0 where nobody says."""
+        return 0
+
     def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
         """What the result of these phases, on a model of so many parameters, shows of one unit.
 
@@ -109,6 +114,11 @@ class _OnePhase(LocalWork):
         good = given.local_steps is not None or given.local_epochs is not None
         problem = "the length of local work is missing"
         check(good, where, problem, "give local_steps or local_epochs")
+
+    @property
+    def batch_size(self) -> int:
+        """The setting of clients that have none of their own."""
+        return 0 if self.pooled else self.client_settings.batch_size or 0
 
     def _phase(self, participant: Participant, **more: Any) -> Phase:
         """The participant's phase."""

@@ -18,6 +18,9 @@ from dpfl.core.random import SecretRng
 from dpfl.core.types import Phase
 from dpfl.privacy.events import Event
 
+ALL = 1 << 40
+"""A batch of all records: more than anybody has."""
+
 _CHUNK = 1 << 22  # coins drawn at once
 _TAIL = 5e-26
 

@@ -29,6 +29,9 @@ class Flag(StrEnum):
     UNACCOUNTED_STOP = "unaccounted_stop"
     STRATIFIED = "stratified"
     ONE_SIDED = "one_sided"
+    INFERRED = "inferred"
+    TOO_LARGE = "too_large"
+    WHOLE_BATCHES = "whole_batches"
 
     @property
     def public(self) -> bool:
@@ -53,7 +56,7 @@ class Flag(StrEnum):
         return _ABOUT[self]
 
 
-_PUBLIC = (Flag.SEEDED, Flag.STRATIFIED, Flag.UNACCOUNTED_STOP)
+_PUBLIC = (Flag.SEEDED, Flag.STRATIFIED, Flag.INFERRED, Flag.UNACCOUNTED_STOP)
 _VOID = (Flag.SEEDED, Flag.UNPROTECTED, Flag.HYPOTHETICAL, Flag.UNACCOUNTED_STOP)
 _ABOUT = {
     Flag.SEEDED: "NOT PRIVATE: SEEDED (anyone who knows the seed can subtract the noise; for "
@@ -75,6 +78,11 @@ _ABOUT = {
     Flag.STRATIFIED: "STRATIFIED: labels decided who holds a record or which are tested on; "
     "epsilon is as stated only if that choice is public",
     Flag.ONE_SIDED: "ONE-SIDED TEST: the test records lack a kind of record",
+    Flag.INFERRED: "INFERRED: the number of classes, or the vocabulary, was counted in the "
+    "clients' records; epsilon is as stated only if it is public",
+    Flag.TOO_LARGE: "TOO LARGE: some records have a norm beyond 1e15, and count as zero",
+    Flag.WHOLE_BATCHES: "WHOLE BATCHES: a batch is larger than what some clients hold; they take "
+    "all of their records in every step",
 }
 
 

@@ -16,7 +16,7 @@ from dpfl.report.rendering import Page
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.training import Training
 
-_HIDDEN_FLAGS = (Flag.UNACCOUNTED, Flag.UNPUBLISHED)
+_SHOWN_FLAGS = (Flag.FALSE_CLAIMS, Flag.WEAK_DELTA)  # beside those that are public anyway
 _PARTITION = {"kind", "shards_per_client", "classes_per_client", "alpha", "validation"}
 _RUN = {"rounds", "sampling", "noise", "engine", "device", "evaluate_every", "dropout"}
 
@@ -40,9 +40,9 @@ def public_page(shown: ReportInput) -> Page:
 
 
 def _flags(run: ReportRun) -> list[tuple[RaisedFlag, str]]:
-    """The flags without their details, which may name clients."""
-    told = [raised.flag for raised in run.flags if raised.flag not in _HIDDEN_FLAGS]
-    return [(RaisedFlag(flag), "") for flag in dict.fromkeys(told)]
+    """The flags that follow from no record, without their details, which may name clients."""
+    flags = dict.fromkeys(raised.flag for raised in run.flags)
+    return [(RaisedFlag(flag), "") for flag in flags if flag.public or flag in _SHOWN_FLAGS]
 
 
 def _public_values(described: Experiment | Training) -> Plain:

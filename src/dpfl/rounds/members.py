@@ -12,6 +12,9 @@ from dpfl.data.federation import Federation
 from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.data.records import Shard
 from dpfl.plugs.base import Participant
+from dpfl.plugs.local_work import LocalWork
+from dpfl.plugs.sampling import ALL
+from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.tasks import CLASSIFICATION, Task
 
 
@@ -81,6 +84,28 @@ def false_claims(federation: Federation, misreports: Mapping[str, float]) -> dic
         honest = true_claims(federation.budgets[client], federation.shards[client].examples)
         claims[client] = replace(honest, epsilon=honest.epsilon * factor, accountant=None)
     return claims
+
+
+def data_flags(members: Mapping[str, Member], work: LocalWork | None = None) -> list[RaisedFlag]:
+    """What only operators may know of the members' records.
+
+    ``work`` is what is done with them: records that are too large count as zero where it clips
+    their gradients, and it says how many a step takes.
+    """
+    usual = work.batch_size if work else 0
+    large, small = [], []
+    for client, member in members.items():
+        shard = member.shard
+        if (work is None or work.private) and shard.train.too_large(shard.span):
+            large.append(client)
+        if usual and shard.examples < (member.client_settings.batch_size or usual) < ALL:
+            small.append(client)
+    raised = {Flag.TOO_LARGE: large, Flag.WHOLE_BATCHES: small}
+    return [
+        RaisedFlag(flag, f"{len(clients)} client(s): {', '.join(clients[:5])}")
+        for flag, clients in raised.items()
+        if clients
+    ]
 
 
 def check_budget(member: Member, *, unit: Unit, observer: Observer) -> None:

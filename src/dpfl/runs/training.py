@@ -67,7 +67,7 @@ class Training:
         # of many clients, their budgets and settings as one text: plain values, hashed quickly
         by_client = federation.budgets, federation.client_settings
         told = [repr(sorted(own.items(), key=itemgetter(0))) for own in by_client]
-        names = [one.name for one in fields(federation) if one.name not in _BY_CLIENT]
+        names = [one.name for one in fields(federation) if one.name not in _ELSEWHERE]
         others = {name: getattr(federation, name) for name in names}
         data = _named([federation.fingerprint(), *told, others])
         parts = (strategy, data, type(model), model.state_dict(), rounds, seed, more)
@@ -138,7 +138,8 @@ class Training:
             return cls(**values, pipeline=pipeline, declared=tuple(figures))
 
 
-_BY_CLIENT = ("shards", "budgets", "client_settings")
+# what is named by client, and what a task was resolved by: the task itself is named
+_ELSEWHERE = ("shards", "budgets", "client_settings", "inferred")
 
 
 def _named(value: object) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpfl.core.checks import check, positive
-from dpfl.core.errors import DataError, PrivacyRefusal
+from dpfl.core.errors import ConfigurationError, DataError, PrivacyRefusal
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Adjacency, Budget, Observer, Promise
 from dpfl.data.federation import Federation
@@ -55,14 +55,15 @@ class NoiseLevel:
 
     def delta_of(self, member: Member) -> float:
         """The delta of a client's cost: the one given, or its budget's."""
-        own = None if member.budget is None else member.budget.delta
-        found = own if self.delta is None else self.delta
-        where, problem = f"client '{member.id}'", "has no budget, so delta must be given"
-        check(found is not None, where, problem, "give delta, well below 1 / records")
-        assert found is not None
-        good = 0 < found < 1
-        check(good, "evaluation", f"delta = {found}", "give a number well below 1 / records")
-        return found
+        delta = self.delta
+        if delta is None:
+            if member.budget is None:
+                where, problem = f"client '{member.id}'", "has no budget, so delta must be given"
+                raise ConfigurationError(where, problem, "give delta, well below 1 / records")
+            delta = member.budget.delta
+        remedy = "give a number well below 1 / records"
+        check(0 < delta < 1, "evaluation", f"delta = {delta}", remedy)
+        return delta
 
     def std(self, member: Member, numbers: int, copies: int, rule: str) -> float:
         """The noise on each number, for statistics of ``copies`` models in the unit ball.
@@ -153,15 +154,19 @@ def noisy_sums(
         counts={client: records_of(own) for client, own in members.items()},
         costs={plan.account: _price(plan) for plan in plans},
         spent={client: line for client, line in spent.items() if line is not None},
-        flags=raised(seeded=seed is not None, stratified=federation.stratified),
+        flags=raised(federation, seeded=seed is not None),
         about=about,
         rows=channel.sees_rows,
     )
 
 
-def raised(*, seeded: bool, stratified: bool) -> tuple[Flag, ...]:
+def raised(federation: Federation, *, seeded: bool) -> tuple[Flag, ...]:
     """The flags of an accounted release."""
-    there = {Flag.SEEDED: seeded, Flag.STRATIFIED: stratified}
+    there = {
+        Flag.SEEDED: seeded,
+        Flag.STRATIFIED: federation.stratified,
+        Flag.INFERRED: federation.inferred,
+    }
     return tuple(flag for flag, up in there.items() if up)
 
 

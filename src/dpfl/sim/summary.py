@@ -9,6 +9,7 @@ from dpfl.core.types import Observer
 from dpfl.engine.stacked import assumptions_of
 from dpfl.privacy.flags import Flag, RaisedFlag, public_note
 from dpfl.privacy.statement import Statement, statement
+from dpfl.rounds.members import data_flags
 from dpfl.runs.model_card import ModelCard, save_model
 from dpfl.runs.result import EpsilonSpread, ModelTested, RoundCount, Summary, total_bytes
 from dpfl.sim.finish import finish_scores
@@ -31,7 +32,7 @@ def summarise(
         method=strategy.name,
         run=simulation.run.name,
         promise=strategy.promise_with(simulation.accounted is not None),
-        flags=_flags(simulation),
+        flags=flags_of(simulation, played=True),
         assumptions=assumptions_of(strategy, model, layout, simulation.device, task),
         clients=len(simulation.members),
         parameters=layout.size,
@@ -89,27 +90,33 @@ def _epsilon_against(
     return found
 
 
-def _flags(simulation: Simulation) -> tuple[RaisedFlag, ...]:
-    """What must be said of everything a run leaves behind.
+def flags_of(simulation: Simulation, *, played: bool) -> tuple[RaisedFlag, ...]:
+    """What must be said of a run: of everything that it leaves behind, or before it is ``played``.
 
     Flags follow from how the run was made: seeded noise, a method that protects nobody, budgets
-    that were raised, clients that misreport, deltas that are too large, scores that only a
-    simulation may measure, and rounds that published nothing.
+    that were raised, clients that misreport, deltas that are too large, what was read off the
+    records, records and batches that count otherwise than asked, scores that only a simulation may
+    measure, and rounds that published nothing.
     """
     named = (f"{client} (x {factor:g})" for client, factor in simulation.misreports.items())
-    misreports, weak = ", ".join(sorted(named)), _weak_deltas(simulation)
-    lacking = simulation.work.evaluation.lacking
-    history, silent = simulation.history, sum(line.silent for line in simulation.history)
+    misreports = ", ".join(sorted(named))
+    weak = _weak_deltas(simulation)
+    lacking = simulation.work.evaluation.lacking if played else None
+    silent = sum(line.silent for line in simulation.history)
+    federation = simulation.federation
+    counted = federation.inferred if simulation.protects else ""
     raised: dict[RaisedFlag, object] = {
         # this run, or an earlier one from the same accounts
-        RaisedFlag(Flag.SEEDED): simulation.run.ledger.seeded_runs(),
+        RaisedFlag(Flag.SEEDED): played and simulation.run.ledger.seeded_runs(),
         **dict.fromkeys(map(RaisedFlag, simulation.strategy.flags), True),
         RaisedFlag(Flag.FALSE_CLAIMS, misreports): misreports,
         RaisedFlag(Flag.WEAK_DELTA, weak): weak,
-        RaisedFlag(Flag.UNACCOUNTED): True,
-        RaisedFlag(Flag.STRATIFIED): simulation.federation.stratified and simulation.protects,
+        RaisedFlag(Flag.UNACCOUNTED): played,
+        RaisedFlag(Flag.STRATIFIED): federation.stratified and simulation.protects,
+        RaisedFlag(Flag.INFERRED, f"declare {counted}"): counted,
+        **dict.fromkeys(data_flags(simulation.members, simulation.strategy.local), True),
         RaisedFlag(Flag.ONE_SIDED, f"no {lacking} record"): lacking is not None,
-        RaisedFlag(Flag.UNPUBLISHED, f"{silent} of {len(history)} rounds"): silent,
+        RaisedFlag(Flag.UNPUBLISHED, f"{silent} of {len(simulation.history)} rounds"): silent,
     }
     return (*simulation.flags, *(flag for flag, holds in raised.items() if holds))
 

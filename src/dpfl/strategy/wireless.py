@@ -6,6 +6,7 @@ from dpfl.core.checks import check
 from dpfl.core.types import Adjacency, ClientSettings, Observer, Unit
 from dpfl.plugs.local_work import Sgd
 from dpfl.plugs.over_the_air import Honest, OverTheAir
+from dpfl.plugs.sampling import ALL
 from dpfl.plugs.selection import Everyone, Selection
 from dpfl.plugs.stages import Clip, Stage
 from dpfl.plugs.step import LearningRate, ServerSgd
@@ -13,7 +14,6 @@ from dpfl.plugs.weights import ExpectedCohortWeights
 from dpfl.privacy.accountant import adjacency_named
 from dpfl.strategy.fit import Strategy
 
-_WHOLE = 1 << 40  # a batch no data set exceeds
 ASSUMPTIONS = (
     "the signals really add up in the air: whoever hears one client alone hears its message "
     "without the others' noise",
@@ -51,7 +51,7 @@ def over_the_air(
     problem = "adjacency = 'add_remove': a client that is removed takes its own noise with it"
     good = adjacency is not Adjacency.ADD_REMOVE
     check(good, f"method '{name}'", problem, "use replace_one or zero_out")
-    settings = ClientSettings(lr=1.0, batch_size=work.batch_size or _WHOLE, local_steps=1)
+    settings = ClientSettings(lr=1.0, batch_size=work.batch_size or ALL, local_steps=1)
     return Strategy(
         name=name,
         unit=Unit.CLIENT,

@@ -25,13 +25,15 @@ class Task:
 
     ``metric`` names the metric that ranks models. ``width`` is how many numbers the model gives for
     one record (or one token of it). ``targets`` is what the target of one record is: one of
-    "classes", one of "numbers", or a row of several ("rows"). Laws: ``losses`` returns one finite
+    "classes", one of "numbers", or a row of several ("rows"). ``counted`` is the setting, if any,
+    that :meth:`resolve` counts in the values of targets. Laws: ``losses`` returns one finite
     number per record for finite outputs, and the loss of a record depends on that record alone.
     """
 
     name: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
     targets: ClassVar[str] = "rows"
+    counted: ClassVar[str] = ""
     metric: str = "loss"
 
     def __post_init__(self) -> None:
@@ -71,6 +73,14 @@ class Task:
     def resolve(self, targets: Sequence[Tensor]) -> Self:
         """Fill what the settings leave open, such as the number of classes, from all targets."""
         return self
+
+    @property
+    def inferred(self) -> str:
+        """The setting that has to be counted in targets; empty where everything is declared.
+
+        The number of targets of a record is no such setting: it is the shape of the data.
+        """
+        return "" if self.single.counted in self.to_dict() else self.single.counted
 
     def outside(self, targets: Tensor) -> str | None:
         """Say what is wrong with targets of a task that is resolved, None if nothing is."""

@@ -48,6 +48,7 @@ class Classification(Task):
     name: ClassVar[str] = "classification"
     metrics: ClassVar[tuple[str, ...]] = (*_METRICS, "loss")
     targets: ClassVar[str] = "classes"
+    counted: ClassVar[str] = "classes"
     metric: str = "accuracy"
     classes: int | None = None
     class_weights: tuple[float, ...] | None = None

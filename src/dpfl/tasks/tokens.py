@@ -28,6 +28,7 @@ class TokenPrediction(Task):
 
     name: ClassVar[str] = "token_prediction"
     metrics: ClassVar[tuple[str, ...]] = ("perplexity", "accuracy", "loss")
+    counted: ClassVar[str] = "vocabulary"
     metric: str = "perplexity"
     vocabulary: int | None = None
     padding: int | None = None
