@@ -236,9 +236,9 @@ def test_a_file_of_budgets_that_is_wrong_is_one_sentence(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x,ill\n1,0\nNA,1\n", "line 3: 'NA' is not a number"),
+        ("x,ill\n1,0\nNA,1\n", "line 3, column 'x': has no value"),
         ("x\till\n1\t0\n", "it is separated by tabs"),
-        ("ill\n0\n1\n", "has no column beside the label"),
+        ("ill\n0\n1\n", "has no column beside 'ill'"),
         ("x,ill\n1,0\n2,99999999999999999999\n", "label"),
     ],
 )
