@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.random import PublicSeed
 from dpfl.core.types import Observer, Unit
+from dpfl.data.units import UnitKey
 from dpfl.deploy.coordinator import Coordinator
 from dpfl.deploy.outcome import outcomes
+from dpfl.deploy.records import UNITS_KEY
 from dpfl.deploy.requests import TRAIN
 from dpfl.deploy.site import Site
 from dpfl.deploy.transport import Transport
@@ -86,8 +91,25 @@ def experiment_of(
     )
 
 
+def on_files(experiment: Experiment, folder: Path) -> Experiment:
+    """The same clients with their records in files, of which both sides set the same ones aside."""
+    folder.mkdir()
+    for name, shard in experiment.federation().shards.items():
+        with (folder / f"{name}.csv").open("w") as stream:
+            writer = csv.writer(stream)
+            writer.writerow([*(f"x{i}" for i in range(shard.features[0].numel())), "target"])
+            for features, targets in (
+                (shard.features, shard.labels),
+                (shard.test_features, shard.test_labels),
+            ):
+                rows = zip(features.flatten(1).tolist(), targets.tolist(), strict=True)
+                writer.writerows([*row, target] for row, target in rows)
+    values = {**experiment.to_dict(), "data": {"folder": str(folder)}, "partition": {}}
+    return Experiment.from_dict(values)
+
+
 def deploy(base: Path, experiment: Experiment) -> tuple[Path, WatchedGrid, dict[str, Site]]:
-    """The same experiment as a study with three sites, each with its own folder, budget and ledger."""
+    """An experiment on files as a study with three sites, each with a folder, budget and ledger."""
     federation = experiment.federation()
     strategy = experiment.strategy(3)
     sites = {}
@@ -98,8 +120,13 @@ def deploy(base: Path, experiment: Experiment) -> tuple[Path, WatchedGrid, dict[
         budget["observer"] = str(strategy.observer)
         budget["filter"] = "allotments"  # as a simulation's ledger has it
         protected = strategy.observer is not Observer.NOBODY
-        text = _site_toml(name, experiment, budget if protected else None)
+        text = _site_toml(
+            name, experiment, max(2, federation.classes), budget if protected else None
+        )
         (folder / "site.toml").write_text(text)
+        shutil.copy(f"{experiment.data.folder}/{name}.csv", folder / "records.csv")
+        seed = PublicSeed(experiment.public_seed().child("data").value).child("split", name)
+        (folder / UNITS_KEY).write_text(UnitKey.of(seed).value.hex())  # as the simulation has it
         sites[name] = Site(folder)
         sites[name].prepare()
     run = {
@@ -135,12 +162,14 @@ def deploy(base: Path, experiment: Experiment) -> tuple[Path, WatchedGrid, dict[
     return server, grid, sites
 
 
-def _site_toml(name: str, experiment: Experiment, budget: dict[str, Any] | None) -> str:
+def _site_toml(
+    name: str, experiment: Experiment, classes: int, budget: dict[str, Any] | None
+) -> str:
     from dpfl.runs.site_file import SiteFile
 
-    data = {"dataset": experiment.data.name, "client": name, "partition": PARTITION, "seed": 5}
-    if experiment.task is not None and experiment.data.name == "digits":
-        data["targets"] = "numbers"
+    numbers = experiment.task is not None and experiment.task.name == "regression"
+    data: dict[str, Any] = {"targets": "numbers"} if numbers else {"classes": classes}
+    data["file"] = "records.csv"
     return SiteFile.from_dict(
         {
             "site": {"id": name},
@@ -174,6 +203,7 @@ def test_three_sites_and_the_simulator_give_the_same_model_spends_and_bytes(
 ) -> None:
     method, settings, run = CASES[case]
     experiment = experiment_of(method, settings, run, rounds=4 if run else 3)
+    experiment = on_files(experiment, tmp_path / "files")
     server, grid, sites = deploy(tmp_path, experiment)
     simulated = run_experiment(experiment, tmp_path / "simulated")
     summary = json.loads((server / "summary.json").read_text())
@@ -234,7 +264,7 @@ def test_three_sites_and_the_simulator_give_the_same_model_spends_and_bytes(
 def test_a_frozen_layer_never_travels(tmp_path: Path) -> None:
     values = experiment_of("weiavg", {}, {}, rounds=2).to_dict()
     model = {"name": "mlp", "hidden": 8, "freeze": ["1"]}
-    experiment = Experiment.from_dict({**values, "model": model})
+    experiment = on_files(Experiment.from_dict({**values, "model": model}), tmp_path / "files")
     server, grid, sites = deploy(tmp_path, experiment)
     simulated = run_experiment(experiment, tmp_path / "simulated")
     there = load_file(tmp_path / "simulated" / "model.safetensors")
@@ -263,6 +293,7 @@ def test_other_tasks_give_the_same_bits_between_sites_and_in_the_simulator(
 ) -> None:
     data, task = TASKS[case]
     experiment = experiment_of(method, {"batch_size": 4}, {}, rounds=3, data=data, task=task)
+    experiment = on_files(experiment, tmp_path / "files")
     server, _, sites = deploy(tmp_path, experiment)
     simulated = run_experiment(experiment, tmp_path / "simulated")
     summary = json.loads((server / "summary.json").read_text())
@@ -290,6 +321,7 @@ def test_other_tasks_give_the_same_bits_between_sites_and_in_the_simulator(
 
 def test_personal_starts_travel_and_matter(tmp_path: Path) -> None:
     experiment = experiment_of("fedceo", {"interval": 2, "coefficient": 10.0}, {}, rounds=3)
+    experiment = on_files(experiment, tmp_path / "files")
     _, grid, _ = deploy(tmp_path, experiment)
     downloads: dict[int, set[bytes]] = {}
     for _, asked, _ in grid.heard:
@@ -302,7 +334,7 @@ def test_personal_starts_travel_and_matter(tmp_path: Path) -> None:
 
 
 def test_pfa_plus_sends_fewer_bytes_and_they_are_counted_on_the_wire(tmp_path: Path) -> None:
-    experiment = experiment_of("pfa_plus", {}, {}, rounds=3)
+    experiment = on_files(experiment_of("pfa_plus", {}, {}, rounds=3), tmp_path / "files")
     server, grid, _ = deploy(tmp_path, experiment)
     sizes = {
         (node, asked.header["round"]): len(answer.payload)

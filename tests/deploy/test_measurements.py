@@ -46,7 +46,7 @@ from tests.deploy.federation import (
     study_values,
 )
 from tests.deploy.sums import NAMES, Talk, pin, sum_values
-from tests.deploy.test_equivalence import deploy, experiment_of
+from tests.deploy.test_equivalence import deploy, experiment_of, on_files
 
 ACCOUNTED = {"metric": "accuracy", "every": 2, "share": 0.2}
 SEEDED = {"noise": "seeded", "seed": 3}
@@ -97,6 +97,7 @@ def test_sites_and_the_simulator_measure_the_same(
     if secure:
         sections["secure_sum"] = {"tolerated_dropouts": 0}
     experiment = Experiment.from_dict({**plain.to_dict(), **sections})
+    experiment = on_files(experiment, tmp_path / "files")
     server, _, sites = deploy(tmp_path, experiment)
     simulated = run_experiment(experiment, tmp_path / "simulated")
     lines = RunFolder(server).read_rounds()

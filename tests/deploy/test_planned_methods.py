@@ -16,7 +16,14 @@ from dpfl.core.types import Observer
 from dpfl.privacy.statement import statement
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment
-from tests.deploy.test_equivalence import DELTA, GRANTS, PARTITION, deploy, relative_error
+from tests.deploy.test_equivalence import (
+    DELTA,
+    GRANTS,
+    PARTITION,
+    deploy,
+    on_files,
+    relative_error,
+)
 
 CASES: dict[str, dict[str, Any]] = {
     "preconditioned": {},
@@ -44,7 +51,7 @@ def experiment_of(case: str) -> Experiment:
 
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_sites_and_the_simulator_give_the_same_model_and_spends(case: str, tmp_path: Path) -> None:
-    experiment = experiment_of(case)
+    experiment = on_files(experiment_of(case), tmp_path / "files")
     server, _, sites = deploy(tmp_path, experiment)
     simulated = run_experiment(experiment, tmp_path / "simulated")
     summary = json.loads((server / "summary.json").read_text())

@@ -560,7 +560,7 @@ def test_a_schema_that_is_lost_stops_the_site_and_tells_the_server_no_path(tmp_p
     ("data", "budget", "words"),
     [
         ({"file": "x.csv", "classes": 2}, PATIENT, "no .data. schema that names persons"),
-        ({"dataset": "digits", "schema": "s.toml"}, RECORD, "is given beside a schema"),
+        ({"file": "x.csv", "classes": 2, "schema": "s.toml"}, RECORD, "is given beside a schema"),
         ({"file": "x.csv", "schema": 3}, RECORD, "schema"),
     ],
 )

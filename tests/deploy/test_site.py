@@ -596,11 +596,7 @@ FILE = {"file": "x.csv", "classes": 2}
     ("values", "words"),
     [
         ({"site": {"id": "a"}, "data": FILE}, r"\[budget\]: is missing"),
-        ({"site": {"id": "a"}, "data": {}, "budget": RECORD}, "either a file or a dataset"),
-        (
-            {"site": {"id": "a"}, "data": {"file": "x", "dataset": "d"}, "budget": RECORD},
-            "either a file or a dataset",
-        ),
+        ({"site": {"id": "a"}, "data": {}, "budget": RECORD}, r"\[data\] file: is missing"),
         ({"site": {"id": ""}, "data": FILE, "budget": RECORD}, "id"),
         ({"site": {"id": "a"}, "data": FILE, "budget": CLIENT}, "trusts the server"),
         ({"site": {"id": "a"}, "data": FILE, "budget": {**RECORD, "epsilon": 0}}, "epsilon"),

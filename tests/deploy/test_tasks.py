@@ -135,7 +135,6 @@ def test_a_study_without_a_task_is_what_it_was() -> None:
         ({"file": "x.csv"}, r'classes: is missing; .* or targets = "numbers"'),
         ({"file": "x.csv", "targets": "numbers", "classes": 2}, "2 classes were declared"),
         ({"file": "x.csv", "targets": "number", "classes": 2}, "targets"),
-        ({"dataset": "digits", "targets": "numbers", "classes": 10}, "10 classes were declared"),
     ],
 )
 def test_a_site_s_file_declares_classes_or_numbers(data: dict[str, Any], words: str) -> None:

@@ -36,7 +36,6 @@ from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.site_ledger import PlannedUnits, SiteLedger
 from dpfl.rounds.members import Member, data_flags, honest_members
 from dpfl.runs.deployment import Offer, site_task
-from dpfl.runs.experiment import Experiment
 from dpfl.runs.sections import TaskSection
 from dpfl.runs.site_file import SCHEMA_FILE as SCHEMA_FILE, SITE_FILE, SiteFile
 from dpfl.strategy import Strategy
@@ -102,24 +101,20 @@ class LoadedSite(SiteFolder):
         shard = self.federation().shards[self.id]
         cache = self._records
         if cache.planned is None:
-            key = self.units_key
             blanks = self.withdrawn()[1]
-            if cache.units is None:  # an embedded data set
-                digest = key.hash("units", self.federation().fingerprint().encode()).hex()
-            else:
-                digest = self._digest(cache.units, *self.withdrawn())
+            digest = self._digest(self.units(), *self.withdrawn())
             cache.planned = PlannedUnits(digest, shard.examples, len(shard.test_labels), blanks)
         return cache.planned
 
-    def units(self) -> Units | None:
-        """Return the units of the file, withdrawn or not; None for an embedded data set."""
+    def units(self) -> Units:
+        """Return the units of the file, withdrawn or not."""
         data = self.file.data
         cache = self._records
         key: tuple[object, ...] = (self.id, data.model_dump_json(), self.schema, self.units_key)
-        if data.file is not None and is_there(path := self.folder / data.file):
+        if is_there(path := self.folder / data.file):
             stat = path.stat()  # the time of a change of the entry itself cannot be set
             key = (*key, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-        if cache.key != key:
+        if cache.units is None or cache.key != key:
             cache.units, cache.options = self._read_units()
             cache.key = key
             cache.federation = None
@@ -136,7 +131,7 @@ class LoadedSite(SiteFolder):
         """
         same, units = self.still_planned(ledger, run), self.units()
         planned = ledger.units(run)
-        assert planned is not None and units is not None
+        assert planned is not None
         withdrawn, blanks = self.withdrawn()
         after = self._digest(units, withdrawn | {mark}, blanks | {mark}) if same else ""
         return planned.digest, after
@@ -203,8 +198,7 @@ class LoadedSite(SiteFolder):
                 write_safely(folder / SCHEMA_FILE, schema.read_bytes())
             site = cls(folder)
             site.member()
-            if file.data.file is not None:
-                site._mark_records(another_budget)
+            site._mark_records(another_budget)
             site.prepare()
         except Exception:
             for one in made:
@@ -215,7 +209,7 @@ class LoadedSite(SiteFolder):
     @property
     def mark(self) -> Path:
         """The file beside the records that names every folder with a ledger for them."""
-        records = (self.folder / str(self.file.data.file)).resolve()
+        records = (self.folder / self.file.data.file).resolve()
         return records.with_name(f"{records.name}.dpfl")
 
     def _mark_records(self, another_budget: bool) -> None:
@@ -236,11 +230,12 @@ class LoadedSite(SiteFolder):
 
         Its targets are as ``task`` takes them, or as the site's file declares them if None.
         """
-        self.units()
+        units = self.units()
         cache = self._records
         if cache.federation is None or cache.study != self.withdrawn():
             cache.study = self.withdrawn()
-            cache.federation = self._of_study()
+            arrays = {self.id: units.in_study(*self.withdrawn())}
+            cache.federation = Federation.from_arrays(arrays, key=self.units_key, **cache.options)
             cache.learned = cache.featured = cache.planned = None
         if task is None:
             return cache.federation
@@ -267,12 +262,10 @@ class LoadedSite(SiteFolder):
         made = kept.featured[1]
         return replace(member, shard=made.shards[self.id], inputs=made.inputs)
 
-    def _read_units(self) -> tuple[Units | None, Plain]:
+    def _read_units(self) -> tuple[Units, Plain]:
         """Read the units of the file, and the options of a federation of them."""
         data = self.file.data
         key = self.units_key
-        if data.file is None:
-            return None, {}
         path = self.folder / data.file
         if self.schema is None:
             features, labels = read_file(path, data.label)
@@ -282,27 +275,6 @@ class LoadedSite(SiteFolder):
         tables = {self.id: ClientTable(columns, str(path), rows)}
         arrays, options = arrays_of(tables, self.schema, None, {}, key)
         return arrays[self.id], options
-
-    def _of_study(self) -> Federation:
-        """The site's units in the study, or a client of an embedded data set."""
-        data = self.file.data
-        cache = self._records
-        if cache.units is not None:
-            units = cache.units.in_study(*self.withdrawn())
-            return Federation.from_arrays({self.id: units}, key=self.units_key, **cache.options)
-        values = {
-            "data": {"name": data.dataset},
-            **({"task": {"name": "regression"}} if data.targets == "numbers" else {}),
-            "partition": data.partition,
-            "method": {"name": next(name for name, one in METHODS.items() if one.reference)},
-            "run": {"rounds": 1, "seed": data.seed},
-        }
-        whole = Experiment.from_dict(values, f"{self.folder / SITE_FILE}, [data]").federation()
-        name, where = data.client or self.id, f"data set '{data.dataset}'"
-        problem, remedy = f"has no client '{name}'", "name one of its clients"
-        check(name in whole.shards, where, problem, remedy, DataError)
-        shards = {self.id: whole.shards[name]}
-        return Federation(shards=shards, task=whole.task, inputs=whole.inputs)
 
     def member(self, task: Task | None = None) -> Member:
         """Return the site as a member that claims what it enforces, and learns ``task``."""

@@ -49,8 +49,6 @@ def plan_withdrawal(site: LoadedSite, person: str | None, line: int | None) -> W
     named = (person is None) != (line is None)
     check(named, where, "needs one unit to withdraw", "name a person, or a line of the file")
     units = site.units()
-    if units is None:
-        raise ConfigurationError(where, "learns from an embedded data set", "give it a file")
     with closing(site.checked_ledger()) as ledger:
         withdrawn = ledger.withdrawals()
         if person is not None:

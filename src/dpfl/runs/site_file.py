@@ -45,8 +45,7 @@ with warnings.catch_warnings():  # pydantic's models have an old method of the n
     warnings.simplefilter("ignore", UserWarning)
 
     class SiteDataSection(Section):
-        """The site's own records: a CSV or Parquet file, or a client of an embedded data set for a
-        rehearsal.
+        """The site's own records: a CSV or Parquet file.
 
         ``schema``: what the columns of the file hold (:class:`dpfl.data.schema.Schema`), the path
         of a TOML file or a table. It names the target and its classes.
@@ -56,23 +55,17 @@ with warnings.catch_warnings():  # pydantic's models have an old method of the n
         depend on the records.
         """
 
-        file: str | None = None
+        file: str
         label: str | None = None
         targets: Literal["classes", "numbers"] = "classes"
         classes: int | None = Field(default=None, ge=2)
         schema: str | Plain | None = None  # type: ignore[assignment]
-        dataset: str | None = None
-        client: str | None = None
-        partition: Plain = Field(default_factory=dict)
-        seed: int = Field(default=0, ge=0)
 
         def agrees(self, at: str) -> None:
             """Refuse what does not belong together; ``at`` names the section."""
-            one = (self.file is None) != (self.dataset is None)
-            check(one, at, "needs either a file or a dataset", "name one of the two")
             if self.schema is not None:
                 own = self.model_dump(exclude_defaults=True)
-                for name in ("dataset", "label", "targets", "classes"):
+                for name in ("label", "targets", "classes"):
                     problem = "is given beside a schema, which describes a file and its target"
                     check(name not in own, f"{at} {name}", problem, "leave one of the two out")
                 return
@@ -80,8 +73,7 @@ with warnings.catch_warnings():  # pydantic's models have an old method of the n
             problem = f'{self.classes} classes were declared, and targets = "numbers"'
             check(not (numbers and given), f"{at} classes", problem, "leave one of the two out")
             remedy = 'declare how many classes there are, or targets = "numbers": servers are told'
-            good = self.file is None or numbers or given
-            check(good, f"{at} classes", "is missing", remedy)
+            check(numbers or given, f"{at} classes", "is missing", remedy)
 
 
 class BudgetSection(Section):
