@@ -137,12 +137,18 @@ def without(federation: Federation, absent: Mapping[str, Tensor]) -> Federation:
     shards = dict(federation.shards)
     for client, missing in absent.items():
         shard = shards[client]
-        same = missing.shape == (shard.examples,)
-        problem = f"{len(missing)} marks for {shard.examples} records"
-        check(same, f"client '{client}'", problem, "mark every training record")
-        floating = shard.features.is_floating_point()
-        problem, remedy = "records are not numbers", "use a data set of numbers or images"
-        check(floating, f"client '{client}'", problem, remedy)
+        check(
+            missing.shape == (shard.examples,),
+            f"client '{client}'",
+            f"{len(missing)} marks for {shard.examples} records",
+            "mark every training record",
+        )
+        check(
+            shard.features.is_floating_point(),
+            f"client '{client}'",
+            "records are not numbers",
+            "use a data set of numbers or images",
+        )
         features = shard.features.clone()
         features[missing] = torch.nan
         kept = shard.labels, shard.test_features, shard.test_labels

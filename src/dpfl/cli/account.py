@@ -42,16 +42,28 @@ def account(
     For instance: dpfl account --epsilon 2 --delta 1e-5 --sampling-rate 0.01 --steps 1000
     """
     asked = [value for value in (ledger, noise_multiplier, epsilon) if value is not None]
-    remedy = "give --ledger, --noise-multiplier or --epsilon"
-    check(len(asked) == 1, "dpfl account", "answers one question at a time", remedy)
+    check(
+        len(asked) == 1,
+        "dpfl account",
+        "answers one question at a time",
+        "give --ledger, --noise-multiplier or --epsilon",
+    )
     if ledger is not None:
-        problem = "a ledger is read by the tightest one"
-        check(accountant is None, "--accountant", problem, "leave it out")
+        check(
+            accountant is None,
+            "--accountant",
+            "a ledger is read by the tightest one",
+            "leave it out",
+        )
         _from_ledger(ledger, delta, page, json)
         return
     check(page is None, "--page", "a page is about a ledger", "give --ledger as well")
-    remedy = "give a delta well below 1 / units"
-    check(delta is not None, "--delta", "is missing and has no default", remedy)
+    check(
+        delta is not None,
+        "--delta",
+        "is missing and has no default",
+        "give a delta well below 1 / units",
+    )
     told: Plain = {"noise_multiplier": noise_multiplier, "epsilon": epsilon}
     told |= {"delta": delta, "steps": steps, "sampling": sampling, "sampling_rate": sampling_rate}
     found = _from_numbers({**told, "adjacency": adjacency, "accountant": accountant})
@@ -139,10 +151,13 @@ def verify(
     noted = read_head(str(file))
     wanted = (head or "").strip().lower().rpartition(":")[2]
     with closing(Ledger.open(file, read_only=True)) as book, book.snapshot():
-        held = head is None or book.contains(wanted)
-        problem = f"does not contain entry {wanted}, which was noted earlier"
-        remedy = "find the ledger that does: this one was rolled back, rewritten, or is another one"
-        check(held, str(file), problem, remedy, LedgerError)
+        check(
+            head is None or book.contains(wanted),
+            str(file),
+            f"does not contain entry {wanted}, which was noted earlier",
+            "find the ledger that does: this one was rolled back, rewritten, or is another one",
+            LedgerError,
+        )
         facts: Plain = {"ledger": str(file), "identity": book.identity()}
         newest = book.head()
         facts |= {"filter": book.filter, "entries": newest.number, "head": newest.digest}

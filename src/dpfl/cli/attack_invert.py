@@ -80,8 +80,12 @@ def invert(
 def with_attack_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Fill in a budget, and a small federation, where an attack is told nothing of them."""
     data = values.get("data", {})
-    remedy = "give --dataset, or an experiment file; dpfl datasets lists them"
-    check(bool(data), "options", "no data set was named", remedy)
+    check(
+        bool(data),
+        "options",
+        "no data set was named",
+        "give --dataset, or an experiment file; dpfl datasets lists them",
+    )
     budgets = {"epsilon": 1.0, "delta": 1e-5, **values.get("budgets", {})}
     values = {**values, "budgets": budgets, "run": {**values.get("run", {}), "rounds": 1}}
     if "name" in data and not values.get("partition"):
@@ -95,8 +99,12 @@ def numbers_of(option: str, text: str, kind: type) -> list[Any]:
         found = [kind(word) for word in text.split(",") if word.strip()]
     except ValueError:
         found = []
-    good = bool(found) and all(math.isfinite(one) and one >= 0 for one in found)
-    check(good, option, f"'{text}' is not a list of numbers", "write for instance 0,1,2")
+    check(
+        bool(found) and all(math.isfinite(one) and one >= 0 for one in found),
+        option,
+        f"'{text}' is not a list of numbers",
+        "write for instance 0,1,2",
+    )
     return found
 
 

@@ -81,8 +81,13 @@ def membership(
     )
     exceeded, remedy = warnings(result), "see report.html, and audit the method"
     c.warn(exceeded)
-    problem = f"{len(exceeded)} attack(s) exceed what the stated epsilon allows"
-    check(not exceeded, "membership", problem, remedy, PrivacyRefusal)
+    check(
+        not exceeded,
+        "membership",
+        f"{len(exceeded)} attack(s) exceed what the stated epsilon allows",
+        remedy,
+        PrivacyRefusal,
+    )
 
 
 def _numbers(text: str) -> list[float]:

@@ -32,9 +32,13 @@ def check_own_files(values: Mapping[str, Any]) -> None:
     """Refuse data that are part of a deployment: attacks are played on an operator's own copies."""
     folder = values.get("data", {}).get("folder")
     found = [name for name in _DEPLOYED if folder is not None and (Path(folder) / name).exists()]
-    problem = f"is the folder of a deployment (it holds {', '.join(found)})"
-    remedy = "copy the records that may be attacked to a folder of their own"
-    check(not found, str(folder), problem, remedy, DataError)
+    check(
+        not found,
+        str(folder),
+        f"is the folder of a deployment (it holds {', '.join(found)})",
+        "copy the records that may be attacked to a folder of their own",
+        DataError,
+    )
 
 
 def finish(

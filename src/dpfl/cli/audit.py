@@ -95,8 +95,13 @@ def audit(
         as_json=json,
     )
     refuted = ", ".join(f"{one.method} ({one.reading})" for one in found.refuted)
-    problem, remedy = f"the claim of {refuted} is refuted", "do not rely on it, and report it"
-    check(not refuted, "audit", problem, remedy, PrivacyRefusal)
+    check(
+        not refuted,
+        "audit",
+        f"the claim of {refuted} is refuted",
+        "do not rely on it, and report it",
+        PrivacyRefusal,
+    )
 
 
 def _planned(adjacency: str, **sizes: Any) -> Audit:
@@ -113,8 +118,9 @@ def _between_sites() -> MakeGames:
     try:
         from dpfl.deploy.recorded_sites import site_games
     except ImportError as error:
-        remedy = "pip install 'dpfl[flower]'"
-        raise ConfigurationError("--sites", "Flower is not installed", remedy) from error
+        raise ConfigurationError(
+            "--sites", "Flower is not installed", "pip install 'dpfl[flower]'"
+        ) from error
     return site_games
 
 

@@ -205,8 +205,12 @@ class Asked:
             return methods_of(self.family), False
         if names == ["all"]:
             return list(METHODS), False
-        remedy = "name some that dpfl methods lists, all, or a --family"
-        check(bool(names), "--methods", "names no method", remedy)
+        check(
+            bool(names),
+            "--methods",
+            "names no method",
+            "name some that dpfl methods lists, all, or a --family",
+        )
         return names, True
 
 

@@ -43,11 +43,18 @@ def tune_privately(
     from dpfl.runs.folder import free_name
 
     names, _ = asked.candidates()
-    problem = f"{len(names)} methods were given; searches of several methods add up"
-    check(len(names) == 1, "--accounted", problem, "name one with --methods")
-    share = metric["share"] is not None
-    remedy = "give for instance --score-share 0.1: a tenth of every budget"
-    check(share, "--score-share", "was not given", remedy)
+    check(
+        len(names) == 1,
+        "--accounted",
+        f"{len(names)} methods were given; searches of several methods add up",
+        "name one with --methods",
+    )
+    check(
+        metric["share"] is not None,
+        "--score-share",
+        "was not given",
+        "give for instance --score-share 0.1: a tenth of every budget",
+    )
     (name,) = names
     own = library.own_searches(values, names, asked.data)
     over = lists or {**library.GRID, **own.get(name, {})}

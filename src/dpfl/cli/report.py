@@ -56,8 +56,13 @@ def watch(
     """
     from dpfl.runs.folder import RunFolder
 
-    held, remedy = RunFolder(folder).holds_run, "name a folder that dpfl run prints"
-    check(held, str(folder), "holds no run", remedy, FolderError)
+    check(
+        RunFolder(folder).holds_run,
+        str(folder),
+        "holds no run",
+        "name a folder that dpfl run prints",
+        FolderError,
+    )
     with pages.LiveServer(folder, port) as server:
         note(f"Live view: {server.address} (Ctrl-C ends it)")
         if open_browser:

@@ -90,8 +90,8 @@ def _interrupted(asked: o.Asked, folder: Path) -> tuple[Path, Experiment]:
     from dpfl.runs.experiment import Experiment
 
     described = {name for name, own in asked.given.items() if own is not None} - {"workers"}
-    alone, remedy = not (asked.file or described), "a resumed run takes it from its own folder"
-    check(alone, "--resume", "an experiment was given as well", remedy)
+    remedy = "a resumed run takes it from its own folder"
+    check(not (asked.file or described), "--resume", "an experiment was given as well", remedy)
     path, remedy = folder / "experiment.toml", "name the folder of an interrupted run"
     if (folder / "training.json").exists():
         remedy = "it was begun from Python: go on with dpfl.train(..., resume=True)"

@@ -114,9 +114,12 @@ def tune(
     lists, values = lists_of(over or []), asked.values()
     candidates, _ = asked.candidates()
     if accounted is not None:
-        plain = tune_on is None and search == "grid" and seeds == 1
-        problem = "--tune-on, --search or --seeds was given as well"
-        check(plain, "--accounted", problem, "leave them out: candidates are drawn at random")
+        check(
+            tune_on is None and search == "grid" and seeds == 1,
+            "--accounted",
+            "--tune-on, --search or --seeds was given as well",
+            "leave them out: candidates are drawn at random",
+        )
         metric = {"metric": score, "share": score_share, "bound": score_bound}
         tune_privately(asked, values, lists, accounted, metric, most_epsilon)
         return

@@ -63,12 +63,20 @@ def lay_over(values: Values, options: Values) -> Values:
     fields: Values = {FIELDS[name][0]: own for name, own in given.items() if name in FIELDS}
     if "cohort" in given:
         fields["run.cohort"] = cohort = number(given["cohort"])
-        remedy = "give a number of clients or a fraction"
-        check(not isinstance(cohort, str), "--cohort", f"'{cohort}' is not a number", remedy)
+        check(
+            not isinstance(cohort, str),
+            "--cohort",
+            f"'{cohort}' is not a number",
+            "give a number of clients or a fraction",
+        )
     for pair in given.get("set", ()):
         key, equals, text = pair.partition("=")
-        named = bool(equals) and all(part.strip() for part in key.split("."))
-        check(named, "--set", f"'{pair}' is not KEY=VALUE", "write for instance --set k=1")
+        check(
+            bool(equals) and all(part.strip() for part in key.split(".")),
+            "--set",
+            f"'{pair}' is not KEY=VALUE",
+            "write for instance --set k=1",
+        )
         fields[key if "." in key else f"method.{key}"] = number(text)
     if claims := given.get("misreport"):
         before = values.get("run", {}).get("misreports", {})
@@ -88,8 +96,12 @@ def _misreport(text: str) -> tuple[str, float]:
     """Read which client claims how many times its epsilon, written as ID:FACTOR."""
     client, _, word = text.rpartition(":")
     factor = number(word)
-    good = bool(client) and isinstance(factor, int | float)
-    check(good, "--misreport", f"'{text}' is not ID:FACTOR", "write for instance 12:100")
+    check(
+        bool(client) and isinstance(factor, int | float),
+        "--misreport",
+        f"'{text}' is not ID:FACTOR",
+        "write for instance 12:100",
+    )
     return client, factor
 
 
@@ -157,12 +169,19 @@ def seeds_of(text: str) -> list[int]:
     seeds = [number(word) for word in text.split(",")]
     whole = all(type(one) is int and one >= 0 for one in seeds)
     if whole and "," not in text:
-        few, remedy = seeds[0] <= MOST_SEEDS, f"give at most {MOST_SEEDS}, or a list"
-        check(few, "--seeds", f"{text} is the number of seeds", remedy)
+        check(
+            seeds[0] <= MOST_SEEDS,
+            "--seeds",
+            f"{text} is the number of seeds",
+            f"give at most {MOST_SEEDS}, or a list",
+        )
         seeds = list(range(seeds[0]))
-    good = whole and 0 < len(seeds) == len(set(seeds))
-    problem = f"'{text}' is not a number, or a list of different numbers"
-    check(good, "--seeds", problem, "give 3, or 0,1,2")
+    check(
+        whole and 0 < len(seeds) == len(set(seeds)),
+        "--seeds",
+        f"'{text}' is not a number, or a list of different numbers",
+        "give 3, or 0,1,2",
+    )
     return seeds
 
 
@@ -176,10 +195,18 @@ def lists_of(texts: Iterable[str]) -> dict[str, list[Any]]:
     for text in texts:
         name, _, values = text.partition("=")
         words = [word.strip() for word in values.split(",") if word.strip()]
-        good, example = "." in name and bool(words), "write for instance --over method.lr=0.1,0.3"
-        check(good, "--over", f"'{text}' is not FIELD=VALUE,VALUE,...", example)
-        free = name not in ("run.seed", "method.name")
-        check(free, "--over", f"'{name}' has an option of its own", "use --seeds, or --methods")
+        check(
+            "." in name and bool(words),
+            "--over",
+            f"'{text}' is not FIELD=VALUE,VALUE,...",
+            "write for instance --over method.lr=0.1,0.3",
+        )
+        check(
+            name not in ("run.seed", "method.name"),
+            "--over",
+            f"'{name}' has an option of its own",
+            "use --seeds, or --methods",
+        )
         check(name not in lists, "--over", f"'{name}' was given twice", "give each field one list")
         lists[name] = [number(word) for word in words]
     return lists
@@ -192,17 +219,32 @@ def check_complete(values: Values, method: str | None, *, any_method: bool = Fal
     """
     from dpfl.methods import find
 
-    remedy = "give --dataset, or an experiment file; dpfl datasets lists them"
-    check(bool(values.get("data")), "options", "no data set was named", remedy)
+    check(
+        bool(values.get("data")),
+        "options",
+        "no data set was named",
+        "give --dataset, or an experiment file; dpfl datasets lists them",
+    )
     if any_method:
         return
-    remedy = "give --method, or an experiment file; dpfl methods lists them"
-    check(bool(method), "options", "no method was named", remedy)
+    check(
+        bool(method),
+        "options",
+        "no method was named",
+        "give --method, or an experiment file; dpfl methods lists them",
+    )
     clips = "clip" in find(str(method)).settings
     if clips:
-        given, remedy = "clip" in values["method"], "give --clip: the largest norm of a gradient"
-        check(given, "options", "no clip was given, and it has no default", remedy)
+        check(
+            "clip" in values["method"],
+            "options",
+            "no clip was given, and it has no default",
+            "give --clip: the largest norm of a gradient",
+        )
     if clips or plans_itself(values["method"]):
-        given = "epsilon" in values.get("budgets", {})
-        remedy = "give --budgets and --delta; dpfl budgets lists distributions"
-        check(given, "options", "no budgets were given, and they have no default", remedy)
+        check(
+            "epsilon" in values.get("budgets", {}),
+            "options",
+            "no budgets were given, and they have no default",
+            "give --budgets and --delta; dpfl budgets lists distributions",
+        )

@@ -78,8 +78,11 @@ def check_name(where: str, name: str, kind: type[DpflError] = ConfigurationError
     """
     if name.isprintable() and 0 < len(name) <= LONGEST_NAME:
         return name
-    problem = f"{name!r:.60} is a name of {len(name)} characters"
-    raise kind(where, problem, f"give 1 to {LONGEST_NAME} printable characters")
+    raise kind(
+        where,
+        f"{name!r:.60} is a name of {len(name)} characters",
+        f"give 1 to {LONGEST_NAME} printable characters",
+    )
 
 
 def one_of(where: str, choices: Collection[str], **values: str) -> None:
@@ -87,8 +90,11 @@ def one_of(where: str, choices: Collection[str], **values: str) -> None:
     for name, value in values.items():
         if not isinstance(value, str) or value not in choices:
             near = did_you_mean(str(value), choices)
-            remedy = near if "?" in near else f"choose one of {', '.join(choices)}"
-            raise ConfigurationError(where, f"{name} = {value!r}", remedy)
+            raise ConfigurationError(
+                where,
+                f"{name} = {value!r}",
+                near if "?" in near else f"choose one of {', '.join(choices)}",
+            )
 
 
 def whole_number(where: str, name: str, value: Any, least: int = 1, most: float = math.inf) -> int:
@@ -119,5 +125,4 @@ def is_number(value: Any) -> bool:
 def _each(where: str, values: dict[str, Any], good: Callable[[Any], bool], remedy: str) -> None:
     """Refuse values that are not numbers, or not good ones."""
     for name, value in values.items():
-        right = is_number(value) and bool(good(value))
-        check(right, where, f"{name} = {value!r:.60}", remedy)
+        check(is_number(value) and bool(good(value)), where, f"{name} = {value!r:.60}", remedy)

@@ -163,8 +163,11 @@ def for_owner_only() -> Iterator[None]:
 def check_private(folder: Path) -> None:
     """Refuse a folder that other users of this machine may read or change."""
     if folder.stat().st_mode & 0o077:
-        problem = "is open to other users of this machine"
-        raise FolderError(str(folder), problem, f"close it to them: chmod 700 {folder}")
+        raise FolderError(
+            str(folder),
+            "is open to other users of this machine",
+            f"close it to them: chmod 700 {folder}",
+        )
 
 
 def write_safely(path: Path, content: bytes, *, secret: bool = False) -> None:
@@ -207,6 +210,7 @@ def hold_folder(path: Path, lock: str = ".lock") -> Iterator[None]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            problem, remedy = "is in use by another process", "wait for it, or end it"
-            raise FolderError(str(path), problem, remedy) from error
+            raise FolderError(
+                str(path), "is in use by another process", "wait for it, or end it"
+            ) from error
         yield

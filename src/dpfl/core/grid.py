@@ -95,9 +95,13 @@ class Grid:
     @classmethod
     def of(cls, std: float) -> Grid:
         """The grid on which noise of this standard deviation is drawn."""
-        good = math.isfinite(std) and std / SCALE >= _LEAST_STEP
-        problem = f"a standard deviation of {std:g} has no grid in single precision"
-        check(good, "noise", problem, "use a larger clip or more noise", PrivacyRefusal)
+        check(
+            math.isfinite(std) and std / SCALE >= _LEAST_STEP,
+            "noise",
+            f"a standard deviation of {std:g} has no grid in single precision",
+            "use a larger clip or more noise",
+            PrivacyRefusal,
+        )
         return cls(std / SCALE)
 
     def integers(self, vector: Tensor) -> Tensor:
@@ -166,7 +170,11 @@ def multiplier_for(effective: float, numbers: int, parts: int) -> float:
     True
     """
     lost = effective * parts * math.sqrt(numbers) / SCALE
-    problem = f"noise {effective:.4g} on {numbers} numbers makes the grid coarser than the clip"
-    remedy = "plan fewer steps, use smaller batches or a smaller model, or raise the budget"
-    check(lost < 1, "noise", problem, remedy, PrivacyRefusal)
+    check(
+        lost < 1,
+        "noise",
+        f"noise {effective:.4g} on {numbers} numbers makes the grid coarser than the clip",
+        "plan fewer steps, use smaller batches or a smaller model, or raise the budget",
+        PrivacyRefusal,
+    )
     return effective * (1 + parts * FLOAT_SUM) / (1 - lost) * (1 + 1e-12)

@@ -98,15 +98,25 @@ class Layout:
         """Put named tensors into one float32 vector; missing or misshapen ones are refused."""
         given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         agreed = {block.name: block.shape for block in self.blocks}
-        problem = f"tensors {sorted(given.items() ^ agreed.items())} are not those agreed"
-        check(given == agreed, "layout", problem, "send exactly the model's tensors", PeerError)
+        check(
+            given == agreed,
+            "layout",
+            f"tensors {sorted(given.items() ^ agreed.items())} are not those agreed",
+            "send exactly the model's tensors",
+            PeerError,
+        )
         pieces = [tensors[name].detach().to(torch.float32).reshape(-1) for name in agreed]
         return torch.cat(pieces) if pieces else torch.zeros(0)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Cut the vector into named tensors of their own dtype; integers are rounded."""
-        problem, remedy = f"a vector of {vector.shape[-1]} numbers", f"send {self.size} numbers"
-        check(vector.shape[-1] == self.size, "layout", problem, remedy, PeerError)
+        check(
+            vector.shape[-1] == self.size,
+            "layout",
+            f"a vector of {vector.shape[-1]} numbers",
+            f"send {self.size} numbers",
+            PeerError,
+        )
         result = {}
         for block in self.blocks:
             piece = vector[..., block.slice].reshape((*vector.shape[:-1], *block.shape))

@@ -60,26 +60,50 @@ class Phase:
     whole: bool = False  # the mean gradient is clipped, not each record's
 
     def __post_init__(self) -> None:
-        steps, remedy = whole_number("phase", "steps", self.steps), f"take at most {MOST_STEPS}"
-        check(steps <= MOST_STEPS, "phase", f"{steps} local steps in a round", remedy)
+        steps = whole_number("phase", "steps", self.steps)
+        check(
+            steps <= MOST_STEPS,
+            "phase",
+            f"{steps} local steps in a round",
+            f"take at most {MOST_STEPS}",
+        )
         whole_number("phase", "batch_size", self.batch_size)
         clipped, noisy = self.clip is not None, self.noise_multiplier > 0
-        whole = self.part == "all" or not clipped
-        check(whole, "phase", f"clipped, but only the {self.part} moves", "move everything")
+        check(
+            self.part == "all" or not clipped,
+            "phase",
+            f"clipped, but only the {self.part} moves",
+            "move everything",
+        )
         check(clipped or not noisy, "phase", "there is noise but nothing is clipped", "give a clip")
-        sampled = self.sampling != "shuffle" or not noisy
-        check(sampled, "phase", f"noise on {self.sampling} batches", "use sampling = 'poisson'")
+        check(
+            self.sampling != "shuffle" or not noisy,
+            "phase",
+            f"noise on {self.sampling} batches",
+            "use sampling = 'poisson'",
+        )
         one_of("phase", CLIPPINGS, clipping=self.clipping)
-        problem = f"clipping = '{self.clipping}', but nothing is clipped"
-        check(clipped or self.clipping == "flat", "phase", problem, "give a clip")
+        check(
+            clipped or self.clipping == "flat",
+            "phase",
+            f"clipping = '{self.clipping}', but nothing is clipped",
+            "give a clip",
+        )
         check_optimiser("phase", vars(self))
         full = self.sampling == "full" and clipped
-        problem = "the mean gradient of all records is clipped, and not all of them are taken"
-        check(full or not self.whole, "phase", problem, "use sampling = 'full' and a clip")
+        check(
+            full or not self.whole,
+            "phase",
+            "the mean gradient of all records is clipped, and not all of them are taken",
+            "use sampling = 'full' and a clip",
+        )
         alone = self.steps == 1 and noisy and self.ball is None and self.weight_decay == 0
-        problem = "the sum of one noisy step is wanted, and there is more to do"
-        remedy = "use one step with noise, without weight decay and without a ball"
-        check(alone or not self.sum_only, "phase", problem, remedy)
+        check(
+            alone or not self.sum_only,
+            "phase",
+            "the sum of one noisy step is wanted, and there is more to do",
+            "use one step with noise, without weight decay and without a ball",
+        )
 
     def in_round(self, round_: int) -> Phase:
         """The same work with the learning rate that round has."""
@@ -95,5 +119,9 @@ def check_optimiser(where: str, settings: Mapping[str, Any]) -> None:
     pulls = {name: settings[name] for name in ("weight_decay", "proximal")}
     not_negative(where, **pulls)
     for name, own in pulls.items():
-        remedy = f"give a number of at most {LARGEST_LEARNING_RATE:g}"
-        check(own <= LARGEST_LEARNING_RATE, where, f"{name} = {own}", remedy)
+        check(
+            own <= LARGEST_LEARNING_RATE,
+            where,
+            f"{name} = {own}",
+            f"give a number of at most {LARGEST_LEARNING_RATE:g}",
+        )

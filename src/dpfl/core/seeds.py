@@ -36,8 +36,12 @@ class PublicSeed:
 
     def __post_init__(self) -> None:
         whole = isinstance(self.value, numbers.Integral) and not isinstance(self.value, bool)
-        remedy = "give a whole number, 0 or above"
-        check(whole and self.value >= 0, "seed", f"{self.value!r} is not a seed", remedy)
+        check(
+            whole and self.value >= 0,
+            "seed",
+            f"{self.value!r} is not a seed",
+            "give a whole number, 0 or above",
+        )
 
     def child(self, *labels: str | int) -> PublicSeed:
         """Derive the seed for a named purpose."""

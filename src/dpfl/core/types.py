@@ -65,8 +65,13 @@ class Budget:
 
     def __post_init__(self) -> None:
         positive("budget", epsilon=self.epsilon)
-        good, remedy = is_number(self.delta) and 0 < self.delta < 1, "well below 1 / records"
-        check(good, "budget", f"delta = {self.delta!r:.60}", f"give a number {remedy}")
+        remedy = "well below 1 / records"
+        check(
+            is_number(self.delta) and 0 < self.delta < 1,
+            "budget",
+            f"delta = {self.delta!r:.60}",
+            f"give a number {remedy}",
+        )
         own = [self.unit] if isinstance(self.unit, Unit) else []  # a person's word
         units = [*Unit, *own]
         for name, known in (("unit", units), ("observer", Observer), ("accountant", ("renyi",))):
@@ -84,9 +89,12 @@ class ClientSettings:
     lr: float | None = None
 
     def __post_init__(self) -> None:
-        one = self.local_steps is None or self.local_epochs is None
-        problem = "local_steps and local_epochs were both given"
-        check(one, "client settings", problem, "give one of the two")
+        check(
+            self.local_steps is None or self.local_epochs is None,
+            "client settings",
+            "local_steps and local_epochs were both given",
+            "give one of the two",
+        )
         for name in ("batch_size", "local_steps", "local_epochs"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, whole_number("client settings", name, value))
@@ -135,8 +143,12 @@ class Cohort:
     claims: Mapping[str, Claims]
 
     def __post_init__(self) -> None:
-        canonical = list(self.ids) == sorted(set(self.ids))
-        check(canonical, "cohort", "ids are not sorted and distinct", "build it with Cohort.of")
+        check(
+            list(self.ids) == sorted(set(self.ids)),
+            "cohort",
+            "ids are not sorted and distinct",
+            "build it with Cohort.of",
+        )
 
     @classmethod
     def of(cls, claims: Mapping[str, Claims]) -> Cohort:

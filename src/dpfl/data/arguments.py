@@ -8,8 +8,9 @@ from dpfl.core.checks import check
 
 def check_kind(name: str, given: Any, kind: type) -> None:
     """Refuse an argument of another kind."""
-    problem, remedy = f"{name} = {given!r:.60}", f"give a {kind.__name__}"
-    check(isinstance(given, kind), "federation", problem, remedy)
+    check(
+        isinstance(given, kind), "federation", f"{name} = {given!r:.60}", f"give a {kind.__name__}"
+    )
 
 
 def per_client(name: str, given: Any, kind: type, clients: Collection[str]) -> Any:
@@ -17,11 +18,24 @@ def per_client(name: str, given: Any, kind: type, clients: Collection[str]) -> A
     if isinstance(given, kind):
         return dict.fromkeys(clients, given)
     each = f"dpfl.{kind.__name__}(...)"
-    problem, remedy = f"{name} = {given!r:.60}", f"give {{client: {each}}}, or one {each} for all"
-    check(isinstance(given, Mapping), "federation", problem, remedy)
+    check(
+        isinstance(given, Mapping),
+        "federation",
+        f"{name} = {given!r:.60}",
+        f"give {{client: {each}}}, or one {each} for all",
+    )
     for client in sorted(given, key=str):
-        where, own = f"{name} of '{client}'", given[client]
-        check(isinstance(own, kind), where, f"{own!r:.60} is not a {kind.__name__}", f"give {each}")
-        problem = f"{name} are given for '{client}', who is not a client"
-        check(client in clients, "federation", problem, "check the id")
+        own = given[client]
+        check(
+            isinstance(own, kind),
+            f"{name} of '{client}'",
+            f"{own!r:.60} is not a {kind.__name__}",
+            f"give {each}",
+        )
+        check(
+            client in clients,
+            "federation",
+            f"{name} are given for '{client}', who is not a client",
+            "check the id",
+        )
     return given

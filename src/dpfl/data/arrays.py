@@ -39,9 +39,12 @@ def client_parts(
     by their hashes under the ``key``, or with ``stratified`` a fifth of each class. ``task`` says
     what targets look like; ``tokens``, whether features are whole numbers for an embedding.
     """
-    named = isinstance(client, str) and client.isprintable() and client != ""
-    remedy = "name clients by text without control characters"
-    check_data(named, f"client {client!r}", "has no printable name", remedy)
+    check_data(
+        isinstance(client, str) and client.isprintable() and client != "",
+        f"client {client!r}",
+        "has no printable name",
+        "name clients by text without control characters",
+    )
     where, remedy = f"client '{client}'", "give (features, targets), test parts too if any"
     problem = f"has a {type(arrays).__name__} instead of arrays"
     torch_remedy = f"{remedy}; torch datasets go to Federation.from_torch"
@@ -77,11 +80,16 @@ def _pair(
     """
     try:
         mapped, kind = is_mapped(features), np.int64 if tokens else np.float32
-        given, remedy = dense(where, features), "give whole numbers, one a token"
-        whole = given.dtype.kind in "iu" or not given.size or not tokens
-        check_data(whole, where, f"has tokens of type {given.dtype}", remedy)
-        remedy = "give arrays of real numbers"
-        check_data(given.dtype.kind != "c", where, "has complex features", remedy)
+        given = dense(where, features)
+        check_data(
+            given.dtype.kind in "iu" or not given.size or not tokens,
+            where,
+            f"has tokens of type {given.dtype}",
+            "give whole numbers, one a token",
+        )
+        check_data(
+            given.dtype.kind != "c", where, "has complex features", "give arrays of real numbers"
+        )
         largest = int(given.max()) if tokens and given.size else 0
         check_data(largest <= np.iinfo(np.int64).max, where, f"has token {largest}", ENCODE)
         with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
@@ -91,19 +99,37 @@ def _pair(
                 x = torch.from_numpy(np.array(given, dtype=kind))
         given = dense(where, targets)
     except (ValueError, TypeError) as error:
-        problem = f"has features or labels that are not numbers ({error})"
-        raise DataError(where, problem, "give arrays of numbers") from error
-    filled = not x.ndim or not len(x) or x[0].numel() > 0
-    check_data(filled, where, "has records without a single number", "give at least one feature")
+        raise DataError(
+            where,
+            f"has features or labels that are not numbers ({error})",
+            "give arrays of numbers",
+        ) from error
+    check_data(
+        not x.ndim or not len(x) or x[0].numel() > 0,
+        where,
+        "has records without a single number",
+        "give at least one feature",
+    )
     rows = max(1, _AT_ONCE * len(x) // max(1, x.numel()))
-    finite = all(bool(torch.isfinite(part).all()) for part in torch.split(x, rows))
-    remedy = "fill missing values, scale huge ones"
-    check_data(finite, where, "has features that are not finite numbers", remedy)
-    remedy = "give one row of features and one target per record"
-    check_data(given.ndim > 0 < x.ndim, where, "has a single number for all records", remedy)
+    check_data(
+        all(bool(torch.isfinite(part).all()) for part in torch.split(x, rows)),
+        where,
+        "has features that are not finite numbers",
+        "fill missing values, scale huge ones",
+    )
+    check_data(
+        given.ndim > 0 < x.ndim,
+        where,
+        "has a single number for all records",
+        "give one row of features and one target per record",
+    )
     y = task.check_targets(where, given)
-    problem = f"has {len(x)} records and {len(y)} labels"
-    check_data(len(x) == len(y), where, problem, "give one label per record")
+    check_data(
+        len(x) == len(y),
+        where,
+        f"has {len(x)} records and {len(y)} labels",
+        "give one label per record",
+    )
     return x, y
 
 
@@ -115,9 +141,12 @@ def split_off(client: str, records: Records, key: UnitKey, *, stratified: bool =
     same, but which units are trained on then depends on labels: see
     :attr:`dpfl.Federation.stratified`.
     """
-    problem = f"has {len(records)} record(s), too few for a train and a test part"
-    remedy = "leave it out, or give both parts"
-    check_data(len(records) >= 2, f"client '{client}'", problem, remedy)
+    check_data(
+        len(records) >= 2,
+        f"client '{client}'",
+        f"has {len(records)} record(s), too few for a train and a test part",
+        "leave it out, or give both parts",
+    )
     order = torch.tensor(key.order(records.marks or ()))
     cut = units_to_test(len(records))
     order = _by_class(records.labels, order, cut) if stratified else order
@@ -150,8 +179,12 @@ def split_end(client: str, span: Span, most: int | None = None) -> tuple[Span, S
     ((0, 8), (8, 10))
     """
     first, last = span
-    problem = "has one record, too few to set some aside"
-    check_data(last - first >= 2, f"client '{client}'", problem, "leave it out")
+    check_data(
+        last - first >= 2,
+        f"client '{client}'",
+        "has one record, too few to set some aside",
+        "leave it out",
+    )
     aside = max(1, round(TEST_FRACTION * (last - first)))
     cut = last - (aside if most is None else min(aside, most))
     return (first, cut), (cut, last)
@@ -162,8 +195,9 @@ def with_classes(task: Task, classes: int | None) -> Task:
     if classes is None:
         return task
     if not isinstance(task, Classification):
-        problem = f"classes = {classes} for {task.name}"
-        raise ConfigurationError("federation", problem, "leave it out")
+        raise ConfigurationError(
+            "federation", f"classes = {classes} for {task.name}", "leave it out"
+        )
     return replace(task, classes=classes)
 
 

@@ -49,9 +49,12 @@ class Sources:
         end, and refused if it takes more than ``memory`` bytes. ``options`` are those of
         :meth:`from_arrays`, here and below.
         """
-        problem = f"clients are a {type(clients).__name__}"
-        remedy = "give {client: dataset}, one dataset or loader for each client"
-        check(isinstance(clients, Mapping), "from_torch", problem, remedy)
+        check(
+            isinstance(clients, Mapping),
+            "from_torch",
+            f"clients are a {type(clients).__name__}",
+            "give {client: dataset}, one dataset or loader for each client",
+        )
         named = None if features is None or target is None else (features, target)
         given: dict[str, Any] = {"transform": transform, "fields": named, "memory": memory}
         read = {c: read_items(f"client '{c}'", source, **given) for c, source in clients.items()}
@@ -95,8 +98,12 @@ class Sources:
         A file's name is its client's id. A ``schema`` says how columns become features; without one
         they are numbers, and ``label`` names the column of the targets (the last one if None).
         """
-        named = isinstance(folder, str | Path)
-        check(named, "federation", f"folder = {folder!r:.60}", "give the path of a folder")
+        check(
+            isinstance(folder, str | Path),
+            "federation",
+            f"folder = {folder!r:.60}",
+            "give the path of a folder",
+        )
         arrays, options = arrays_of(tables_in(Path(folder)), schema, label, options)
         return cls.from_arrays(arrays, **options)
 
@@ -118,9 +125,12 @@ def tables_of(frame: Any, client: str | None) -> dict[Any, ClientTable]:
     if client is not None:
         groups = by_client(frame, client)
         return {name: ClientTable(own, f"client '{name}'") for name, own in groups.items()}
-    mapping = isinstance(frame, Mapping) and all(_is_table(own) for own in frame.values())
-    remedy = "name the column of the clients (client=...), or give one table for each client"
-    check(mapping, "from_frame", "was given one table and no clients", remedy)
+    check(
+        isinstance(frame, Mapping) and all(_is_table(own) for own in frame.values()),
+        "from_frame",
+        "was given one table and no clients",
+        "name the column of the clients (client=...), or give one table for each client",
+    )
     return {name: ClientTable(own, f"client '{name}'") for name, own in frame.items()}
 
 
@@ -128,16 +138,25 @@ def tables_in(folder: Path) -> dict[Any, ClientTable]:
     """The tables of a folder with one CSV or Parquet file per client."""
     found = {}
     where = str(folder)
-    remedy = "name a folder with one .csv or .parquet file per client"
-    check_data(folder.is_dir(), where, "is not a folder", remedy)
+    check_data(
+        folder.is_dir(),
+        where,
+        "is not a folder",
+        "name a folder with one .csv or .parquet file per client",
+    )
     for path in sorted(path for path in folder.iterdir() if path.suffix.lower() in KINDS):
-        problem = f"client '{path.stem}' has two files"
-        check_data(path.stem not in found, str(path), problem, "keep one file per client")
+        check_data(
+            path.stem not in found,
+            str(path),
+            f"client '{path.stem}' has two files",
+            "keep one file per client",
+        )
         columns, rows = read_columns(path)
         check_data(bool(rows), str(path), "holds no record", "leave this client out")
         found[path.stem] = ClientTable(columns, str(path), rows)
-    remedy = "put one file per client there"
-    check_data(bool(found), where, "holds no .csv or .parquet file", remedy)
+    check_data(
+        bool(found), where, "holds no .csv or .parquet file", "put one file per client there"
+    )
     return found
 
 
@@ -165,25 +184,39 @@ def arrays_of(
         for name, table in tables.items():
             names = column_names(table.columns)
             first = first or names
-            problem = f"has columns {names}, and another table has {first}"
-            remedy = "use the same columns in the same order"
-            check_data(names == first, table.where, problem, remedy)
+            check_data(
+                names == first,
+                table.where,
+                f"has columns {names}, and another table has {first}",
+                "use the same columns in the same order",
+            )
             arrays[name] = plain_columns(table.columns, target, table.where, table.rows)
         return arrays, options
-    remedy = "leave the target out: the schema names it"
-    check(target is None, "federation", f"has a schema and a target '{target}'", remedy)
+    check(
+        target is None,
+        "federation",
+        f"has a schema and a target '{target}'",
+        "leave the target out: the schema names it",
+    )
     units: dict[Any, Any] = {}
     for name, table in tables.items():
         seed = PublicSeed(int(options.get("seed", 0))).child("split", str(name))
         units[name] = units_of(schema, table, key or UnitKey.of(seed))
         count = len(units[name].marks)
-        problem = f"has {count} {schema.unit}(s), too few for a train and a test part"
-        remedy = "leave this client out, or join it with another one"
-        check_data(key is not None or count >= 2, table.where, problem, remedy)
+        check_data(
+            key is not None or count >= 2,
+            table.where,
+            f"has {count} {schema.unit}(s), too few for a train and a test part",
+            "leave this client out, or join it with another one",
+        )
     task = _task_of(schema, options.get("task"))
     split = options.get("stratified", False) and not schema.single
-    remedy = "leave stratified out, or use one record per person"
-    check(not split, "federation", "persons with several records have no one class", remedy)
+    check(
+        not split,
+        "federation",
+        "persons with several records have no one class",
+        "leave stratified out, or use one record per person",
+    )
     task = task if schema.single else PerPerson(task=task)
     return units, {**options, "task": task, "unit": schema.unit, "schema": schema}
 
@@ -193,8 +226,12 @@ def units_of(schema: Schema, table: ClientTable, key: UnitKey) -> Units:
     made = schema.prepare(table.columns, table.where, table.rows)
     most = schema.records_per_person
     size = len(set(made.persons or ())) * most * made.features[:1].nbytes
-    problem = f"{most} places for each {schema.unit} take {size / 2**30:.3g} GiB"
-    check_data(size <= MEMORY, table.where, problem, "use fewer records_per_person")
+    check_data(
+        size <= MEMORY,
+        table.where,
+        f"{most} places for each {schema.unit} take {size / 2**30:.3g} GiB",
+        "use fewer records_per_person",
+    )
     return table_units(made, key, most)
 
 

@@ -30,8 +30,11 @@ def column_names(table: Any) -> list[str]:
         raise ConfigurationError("table", f"{type(table).__name__} has no columns", remedy)
     for name, count in Counter(names).items():
         if count > 1 or not isinstance(name, str):
-            problem = f"column {name!r} is there twice, or its name is not text"
-            raise DataError("table", problem, "give every column a name of its own, as text")
+            raise DataError(
+                "table",
+                f"column {name!r} is there twice, or its name is not text",
+                "give every column a name of its own, as text",
+            )
     return list(names)
 
 
@@ -71,6 +74,11 @@ def person_id(cell: Any) -> str:
     True
     """
     text = unicodedata.normalize("NFC", cell_text(cell))
-    problem = "cannot be written as UTF-8"
-    check(not _HALVES.search(text), f"id {text!r}", problem, "write it in characters", DataError)
+    check(
+        not _HALVES.search(text),
+        f"id {text!r}",
+        "cannot be written as UTF-8",
+        "write it in characters",
+        DataError,
+    )
     return text

@@ -60,18 +60,30 @@ class Column:
         if self.range is not None:
             check(numeric, where, f"a {self.type} has no range", "leave the range out")
             pair = isinstance(self.range, tuple) and len(self.range) == 2
-            good = pair and all(map(_real, self.range)) and self.range[0] < self.range[1]
-            remedy = "give two numbers, the smaller one first"
-            check(good, where, f"range = {self.range} is impossible", remedy)
-        good = category == bool(self.categories)
-        problem = "has no categories" if category else f"a {self.type} has no categories"
-        check(good, where, problem, "list the categories of a column of type 'category'")
-        problem = f"categories = {list(self.categories)} name one twice, or none"
-        good = len({*self.categories} - {""}) == len(self.categories)
-        check(good, where, problem, "list each category once")
-        good = (self.missing == "constant") == (self.fill is not None)
-        problem = f"missing = '{self.missing}' and fill = {self.fill!r}"
-        check(good, where, problem, "give a fill where missing = 'constant', and only there")
+            check(
+                pair and all(map(_real, self.range)) and self.range[0] < self.range[1],
+                where,
+                f"range = {self.range} is impossible",
+                "give two numbers, the smaller one first",
+            )
+        check(
+            category == bool(self.categories),
+            where,
+            "has no categories" if category else f"a {self.type} has no categories",
+            "list the categories of a column of type 'category'",
+        )
+        check(
+            len({*self.categories} - {""}) == len(self.categories),
+            where,
+            f"categories = {list(self.categories)} name one twice, or none",
+            "list each category once",
+        )
+        check(
+            (self.missing == "constant") == (self.fill is not None),
+            where,
+            f"missing = '{self.missing}' and fill = {self.fill!r}",
+            "give a fill where missing = 'constant', and only there",
+        )
         if self.fill is not None:
             (fill,) = self.read("schema", [self.fill], ["fill"])
             check(
@@ -138,8 +150,11 @@ class Column:
         elif self.missing == "drop":
             kept = ~absent
         elif self.missing == "refuse" and absent.any():
-            remedy = "fill it in, or give the column of a schema a rule for missing values"
-            raise DataError(self._at(where, int(absent.argmax()), rows), "has no value", remedy)
+            raise DataError(
+                self._at(where, int(absent.argmax()), rows),
+                "has no value",
+                "fill it in, or give the column of a schema a rule for missing values",
+            )
         return values, kept
 
     def read(
@@ -194,8 +209,9 @@ class Column:
             except (TypeError, ValueError, KeyError, OverflowError) as error:
                 place, shown = self._at(where, row, rows), text[:40]
                 if self.type == "category":
-                    near = did_you_mean(text, self.categories)
-                    raise DataError(place, f"'{shown}' is not a category", near) from error
+                    raise DataError(
+                        place, f"'{shown}' is not a category", did_you_mean(text, self.categories)
+                    ) from error
                 what, remedy = "a number", "correct it, or add it to the schema's missing_values"
                 if self.type == "boolean":
                     what, remedy = "true or false", "give true or false, yes or no, 1 or 0"
@@ -216,8 +232,7 @@ class Column:
         ):
             if wrong.any():
                 row = int(wrong.argmax())
-                problem = f"{values[row]:g} is {what}"
-                raise DataError(self._at(where, row, rows), problem, remedy)
+                raise DataError(self._at(where, row, rows), f"{values[row]:g} is {what}", remedy)
 
     def _at(self, where: str, row: int, rows: Sequence[str]) -> str:
         place = rows[row] if rows else f"record {row + 1}"
@@ -253,8 +268,12 @@ def _real(value: Any) -> bool:
 
 def listed(where: str, name: str, values: Any) -> tuple[str, ...]:
     """A list of names, as text."""
-    good = isinstance(values, list | tuple)
-    check(good, where, f"{name} = {values!r} is not a list", "write a list of names")
+    check(
+        isinstance(values, list | tuple),
+        where,
+        f"{name} = {values!r} is not a list",
+        "write a list of names",
+    )
     return tuple(map(str, values))
 
 
@@ -269,8 +288,12 @@ def by_name(where: str, columns: Any) -> Any:
     found: dict[str, Plain] = {}
     for own in columns:
         name = own.get("name") if isinstance(own, Mapping) else None
-        good = isinstance(name, str) and name not in found
-        check(good, where, f"{own!r:.60} is not a column with a name of its own", remedy)
+        check(
+            isinstance(name, str) and name not in found,
+            where,
+            f"{own!r:.60} is not a column with a name of its own",
+            remedy,
+        )
         found[str(name)] = {key: value for key, value in own.items() if key != "name"}
     return found
 

@@ -79,8 +79,9 @@ class Federation(Sources):
                 if isinstance(self.inputs, Tokens):
                     count = self.inputs.vocabulary
                     token = records.token_outside(span, count)
-                    problem = f"has token {token}, outside 0..{count - 1}"
-                    check_data(token is None, where, problem, ENCODE)
+                    check_data(
+                        token is None, where, f"has token {token}, outside 0..{count - 1}", ENCODE
+                    )
 
     def __repr__(self) -> str:
         """Say who there is, and show no record."""
@@ -211,8 +212,12 @@ class Federation(Sources):
         for name, count in (("tokens", tokens), ("classes", classes)):
             if count is not None:
                 whole_number("federation", name, count)
-        problem, remedy = f"clients are a {type(clients).__name__}", "give {client: arrays}"
-        check(isinstance(clients, Mapping), "federation", problem, remedy)
+        check(
+            isinstance(clients, Mapping),
+            "federation",
+            f"clients are a {type(clients).__name__}",
+            "give {client: arrays}",
+        )
         check_data(bool(clients), "federation", "has no clients", "give at least one")
         names = client_names(clients)
         clients = {names[client]: arrays for client, arrays in clients.items()}
@@ -225,11 +230,19 @@ class Federation(Sources):
             public = UnitKey.of(PublicSeed(seed).child("split", client))
             parts[client] = build(client, arrays, key=key or public)
         shapes = {tuple(r.features.shape[1:]) for part in parts.values() for r in part}
-        problem = f"clients have records of different shapes {sorted(shapes)}"
-        check_data(len(shapes) == 1, "federation", problem, "use one shape")
+        check_data(
+            len(shapes) == 1,
+            "federation",
+            f"clients have records of different shapes {sorted(shapes)}",
+            "use one shape",
+        )
         shapes = {tuple(r.labels.shape[1:]) for part in parts.values() for r in part}
-        problem = f"clients have targets of different shapes {sorted(shapes)}"
-        check_data(len(shapes) == 1, "federation", problem, "use one shape")
+        check_data(
+            len(shapes) == 1,
+            "federation",
+            f"clients have targets of different shapes {sorted(shapes)}",
+            "use one shape",
+        )
         return cls(
             shards=lay_out(parts, copy=not any(map(_is_mapped, clients.values()))),
             task=learned.resolve([r.labels for part in parts.values() for r in part]),

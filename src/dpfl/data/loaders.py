@@ -47,8 +47,12 @@ def read_items(
     check_data(bool(features), where, "has no data", "leave it out of the federation")
     for what, arrays in (("records", features), ("targets", targets)):
         shapes = {array.shape for array in arrays}
-        problem = f"has {what} of different shapes {sorted(shapes)[:3]}"
-        check_data(len(shapes) == 1, where, problem, "bring them to one shape by a transform")
+        check_data(
+            len(shapes) == 1,
+            where,
+            f"has {what} of different shapes {sorted(shapes)[:3]}",
+            "bring them to one shape by a transform",
+        )
     return np.stack(features), np.stack(targets)
 
 
@@ -81,9 +85,12 @@ def _items(where: str, source: Any) -> Iterator[Any]:
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         yield from (source[index] for index in range(len(source)))
     else:
-        remedy = "give a torch dataset, a DataLoader or an iterable of (features, target)"
-        problem = f"{type(source).__name__} is no source of records"
-        check_data(hasattr(source, "__iter__"), where, problem, remedy)
+        check_data(
+            hasattr(source, "__iter__"),
+            where,
+            f"{type(source).__name__} is no source of records",
+            "give a torch dataset, a DataLoader or an iterable of (features, target)",
+        )
         yield from source
 
 
@@ -93,9 +100,12 @@ def _unbatched(where: str, batch: Any) -> Iterator[Any]:
         columns = list(batch.values())
         yield from (dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True))
     else:
-        remedy = "let the loader give (features, targets)"
-        pair = isinstance(batch, list | tuple) and len(batch) == 2
-        check_data(pair, where, f"a batch is a {type(batch).__name__}, not a pair", remedy)
+        check_data(
+            isinstance(batch, list | tuple) and len(batch) == 2,
+            where,
+            f"a batch is a {type(batch).__name__}, not a pair",
+            "let the loader give (features, targets)",
+        )
         yield from zip(*batch, strict=True)
 
 
@@ -103,15 +113,22 @@ def _pair(where: str, item: Any, fields: tuple[str, str] | None) -> Arrays:
     """Features and target of one record."""
     if isinstance(item, Mapping):
         if fields is None:
-            problem = f"a record is a dict of {', '.join(map(str, item))}"
-            raise DataError(where, problem, "name them: features='image', target='label'")
+            raise DataError(
+                where,
+                f"a record is a dict of {', '.join(map(str, item))}",
+                "name them: features='image', target='label'",
+            )
         for name in fields:
-            near = did_you_mean(name, map(str, item))
-            check_data(name in item, where, f"a record has no '{name}'", near)
+            check_data(
+                name in item, where, f"a record has no '{name}'", did_you_mean(name, map(str, item))
+            )
         return item[fields[0]], item[fields[1]]
-    pair = isinstance(item, list | tuple) and len(item) == 2
-    problem = f"a record is a {type(item).__name__}, not (features, target)"
-    check_data(pair, where, problem, "let the dataset give pairs")
+    check_data(
+        isinstance(item, list | tuple) and len(item) == 2,
+        where,
+        f"a record is a {type(item).__name__}, not (features, target)",
+        "let the dataset give pairs",
+    )
     features, target = item
     return features, target
 
@@ -124,6 +141,10 @@ def _numbers(where: str, value: Any) -> np.ndarray:
         pixels = np.asarray(value, dtype=np.float32) / 255
         return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
     found = np.asarray(value)
-    problem = f"a record's features are a {type(value).__name__}, not numbers"
-    check_data(found.dtype.kind in "iufb", where, problem, "give a transform that returns numbers")
+    check_data(
+        found.dtype.kind in "iufb",
+        where,
+        f"a record's features are a {type(value).__name__}, not numbers",
+        "give a transform that returns numbers",
+    )
     return found

@@ -73,13 +73,21 @@ class Partition:
         most, each = len(labels) // self.least, len(labels) // clients
         remedies = [f"ask for at most {each} records per client"] * bool(self.records and each)
         remedies += [f"use at most {most} clients"] * bool(most)
-        remedy = ", or ".join(remedies) or "use fewer clients with fewer records each"
-        check_data(wanted <= len(labels), "partition", problem, remedy)
+        check_data(
+            wanted <= len(labels),
+            "partition",
+            problem,
+            ", or ".join(remedies) or "use fewer clients with fewer records each",
+        )
         parts = PARTITIONS[self.kind].split(self, labels, clients, generator := seed.numpy())
         if self.records is not None:
             parts = [generator.permutation(part)[: self.records] for part in parts]
-        remedy = "use fewer clients or another partition"
-        check_data(all(map(len, parts)), "partition", "a client has no data", remedy)
+        check_data(
+            all(map(len, parts)),
+            "partition",
+            "a client has no data",
+            "use fewer clients or another partition",
+        )
         return [np.sort(part) for part in parts]
 
     def shards(self, dataset: Dataset, clients: int | None, seed: PublicSeed) -> dict[str, Shard]:
@@ -127,8 +135,12 @@ def _iid(law: Partition, labels: np.ndarray, clients: int, draw: Rng) -> Indices
 def _shards(law: Partition, labels: np.ndarray, clients: int, draw: Rng) -> Indices:
     """McMahan et al. 2017: sort by label, cut into shards, deal ``shards_per_client`` to each."""
     count = clients * law.shards_per_client
-    problem, remedy = f"{count} shards of {len(labels)} records", "use fewer clients or shards"
-    check_data(count <= len(labels), "partition", problem, remedy)
+    check_data(
+        count <= len(labels),
+        "partition",
+        f"{count} shards of {len(labels)} records",
+        "use fewer clients or shards",
+    )
     jitter = draw.permutation(len(labels))
     shards = np.array_split(jitter[np.argsort(labels[jitter], kind="stable")], count)
     deal = draw.permutation(count).reshape(clients, law.shards_per_client)
@@ -142,9 +154,12 @@ def _classes(law: Partition, labels: np.ndarray, clients: int, draw: Rng) -> Ind
     """
     known = np.unique(labels)
     each = min(law.classes_per_client, len(known))
-    problem = f"{clients} clients of {each} classes leave some of {len(known)} classes to nobody"
-    remedy = "use more clients or classes"
-    check_data(clients * each >= len(known), "partition", problem, remedy)
+    check_data(
+        clients * each >= len(known),
+        "partition",
+        f"{clients} clients of {each} classes leave some of {len(known)} classes to nobody",
+        "use more clients or classes",
+    )
     hands: list[list[int]] = [[] for _ in range(clients)]
     deck: list[int] = []
     for hand in hands:
@@ -185,8 +200,11 @@ def _dirichlet(law: Partition, labels: np.ndarray, clients: int, draw: Rng) -> I
         if min(map(len, whole)) >= law.least:
             return whole
     what = f"Dirichlet({law.alpha:g}) over {clients} clients leaves someone below {law.least}"
-    remedy = "use a larger alpha, fewer clients or fewer records"
-    raise DataError("partition", f"{what} records in {_DRAWS} draws", remedy)
+    raise DataError(
+        "partition",
+        f"{what} records in {_DRAWS} draws",
+        "use a larger alpha, fewer clients or fewer records",
+    )
 
 
 def _unequal(law: Partition, labels: np.ndarray, clients: int, draw: Rng) -> Indices:
@@ -234,13 +252,21 @@ def _natural(
     dataset: Dataset, records: int | None, clients: int | None, seed: PublicSeed
 ) -> dict[str, Shard]:
     """The data set's own silos, or some of them; each client keeps at most ``records`` records."""
-    silos, remedy = dataset.silos or {}, "use iid, shards, classes, dirichlet or unequal"
-    check(bool(silos), "partition", f"'{dataset.name}' has no natural silos", remedy)
+    silos = dataset.silos or {}
+    check(
+        bool(silos),
+        "partition",
+        f"'{dataset.name}' has no natural silos",
+        "use iid, shards, classes, dirichlet or unequal",
+    )
     names = sorted(silos)
     if clients is not None:  # some of them, by the public seed
-        problem = f"'{dataset.name}' has {len(names)} natural silos, not {clients}"
-        remedy = "name at most as many clients, or leave the number out"
-        check(1 <= clients <= len(names), "partition", problem, remedy)
+        check(
+            1 <= clients <= len(names),
+            "partition",
+            f"'{dataset.name}' has {len(names)} natural silos, not {clients}",
+            "name at most as many clients, or leave the number out",
+        )
         names = sorted(seed.child("silos").numpy().choice(names, clients, replace=False).tolist())
     shards, parts = {}, {}
     if dataset.test is not None and dataset.test_silos is not None:
@@ -269,6 +295,10 @@ def _train_and_test(dataset: Dataset, seed: PublicSeed) -> Parts:
     x, y = dataset.features, dataset.labels
     if dataset.test is not None:
         return Records(x, y), Records(*dataset.test)
-    where, problem = f"data set '{dataset.name}'", f"has {len(y)} records, too few for a test part"
-    check_data(len(y) >= 5 * dataset.classes, where, problem, "use more")
+    check_data(
+        len(y) >= 5 * dataset.classes,
+        f"data set '{dataset.name}'",
+        f"has {len(y)} records, too few for a test part",
+        "use more",
+    )
     return _set_aside(dataset.name, x, y, seed)

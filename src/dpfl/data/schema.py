@@ -80,26 +80,44 @@ class Schema:
         object.__setattr__(self, "missing_values", missing_values)
         names = [column.name for column in self.columns]
         known = set(names)
-        problem = f"two columns have one name among {', '.join(names)}"
-        check(len(known) == len(names), "schema", problem, "name each column once")
+        check(
+            len(known) == len(names),
+            "schema",
+            f"two columns have one name among {', '.join(names)}",
+            "name each column once",
+        )
         check(bool(self.target), "schema", "has no target", "name the column to be predicted")
         for name in self.target:
             if name not in known:
-                problem = f"its target '{name}' is not among its columns"
-                raise ConfigurationError("schema", problem, did_you_mean(name, names))
+                raise ConfigurationError(
+                    "schema",
+                    f"its target '{name}' is not among its columns",
+                    did_you_mean(name, names),
+                )
         check(bool(self.inputs), "schema", "has no column beside its target", "add one")
         for column in self.outcomes:
-            problem = "is a target, and a missing target cannot be an indicator"
-            good = column.missing != "indicator"
-            check(good, f"schema, column '{column.name}'", problem, "drop or refuse the record")
-        problem = "its targets are of several kinds, or are several categories"
-        good = len(self.target) == 1 or {c.type for c in self.outcomes} in ({"boolean"}, {"number"})
-        check(good, "schema", problem, "give one target, or several numbers, or several booleans")
+            check(
+                column.missing != "indicator",
+                f"schema, column '{column.name}'",
+                "is a target, and a missing target cannot be an indicator",
+                "drop or refuse the record",
+            )
+        check(
+            len(self.target) == 1 or {c.type for c in self.outcomes} in ({"boolean"}, {"number"}),
+            "schema",
+            "its targets are of several kinds, or are several categories",
+            "give one target, or several numbers, or several booleans",
+        )
         taken = self.person in names
         check(not taken, "schema", f"the person '{self.person}' is a column", "leave it out there")
         whole_number("schema", "records_per_person", self.records_per_person)
-        word, remedy = unit_called(self.person_word), "give a word such as 'patient'"
-        check(word is not Unit.RECORD, "schema", "a person cannot go by 'record'", remedy)
+        word = unit_called(self.person_word)
+        check(
+            word is not Unit.RECORD,
+            "schema",
+            "a person cannot go by 'record'",
+            "give a word such as 'patient'",
+        )
 
     # -- what it says ------------------------------------------------------------------------------
 
@@ -174,9 +192,11 @@ class Schema:
         values = self._read(self.inputs, table, where, rows)
         features, kept = self._features(values, where, rows)
         for row in np.flatnonzero(~kept).tolist():
-            place = f"{where}, {rows[row] if rows else f'record {row + 1}'}"
-            remedy = "fill it in, or leave the record out: the schema drops it from training"
-            raise DataError(place, "lacks a value without which nothing is predicted", remedy)
+            raise DataError(
+                f"{where}, {rows[row] if rows else f'record {row + 1}'}",
+                "lacks a value without which nothing is predicted",
+                "fill it in, or leave the record out: the schema drops it from training",
+            )
         return features
 
     def prepare(
@@ -197,9 +217,11 @@ class Schema:
         for name in column_names(table):
             if name not in (*needed, *self.ignore, *also):
                 near = did_you_mean(name, [column.name for column in self.columns])
-                remedy = f"{near} Else " * near.endswith("?") + "add it to the schema, or to ignore"
-                problem = f"has a column '{name}' that the schema does not know"
-                raise DataError(where, problem, remedy)
+                raise DataError(
+                    where,
+                    f"has a column '{name}' that the schema does not know",
+                    f"{near} Else " * near.endswith("?") + "add it to the schema, or to ignore",
+                )
         values = self._read(self.columns, table, where, rows)
         features, kept = self._features(values, where, rows)
         targets = []
@@ -214,8 +236,11 @@ class Schema:
             for row, name in enumerate(persons):
                 if name.casefold() in gaps:
                     place = rows[row] if rows else f"record {row + 1}"
-                    problem = f"{place} names no {self.person_word} in '{self.person}'"
-                    raise DataError(where, problem, "every record needs one")
+                    raise DataError(
+                        where,
+                        f"{place} names no {self.person_word} in '{self.person}'",
+                        "every record needs one",
+                    )
         return Prepared(
             features=features,
             targets=targets[0] if len(targets) == 1 else np.stack(targets, axis=1),
@@ -233,8 +258,12 @@ class Schema:
             cells = column_of(table, column.name)
             values[column.name] = column.read(where, cells, rows, self.missing_values)
         lengths = {len(column) for column in values.values()}
-        problem = f"its columns have different lengths {sorted(lengths)}"
-        check_data(len(lengths) == 1, where, problem, "give one cell per record in each column")
+        check_data(
+            len(lengths) == 1,
+            where,
+            f"its columns have different lengths {sorted(lengths)}",
+            "give one cell per record in each column",
+        )
         return values
 
     def _features(
@@ -247,8 +276,12 @@ class Schema:
     def _check_columns(self, table: Any, where: str, needed: Sequence[str]) -> None:
         names = column_names(table)
         for name in needed:
-            near = did_you_mean(name, names).replace("choose one of", "add it; its columns are")
-            check_data(name in names, where, f"has no column '{name}'", near)
+            check_data(
+                name in names,
+                where,
+                f"has no column '{name}'",
+                did_you_mean(name, names).replace("choose one of", "add it; its columns are"),
+            )
 
     # -- as a file ---------------------------------------------------------------------------------
 
@@ -283,8 +316,12 @@ class Schema:
             known_keys(where, values, [f.name for f in fields(cls)], ["target", "columns"])
         )
         columns = by_name(where, given.pop("columns"))
-        remedy = "write a table [columns.NAME] for each column"
-        check(isinstance(columns, Mapping), where, "its columns are not tables", remedy)
+        check(
+            isinstance(columns, Mapping),
+            where,
+            "its columns are not tables",
+            "write a table [columns.NAME] for each column",
+        )
         made = [Column.from_dict(name, own, where) for name, own in columns.items()]
         for name in given.keys() & {"target", "ignore", "missing_values"}:
             own = given[name]
@@ -297,7 +334,8 @@ class Schema:
         try:
             return cls.from_dict(tomllib.loads(text_of(Path(path))), str(path))
         except OSError as error:
-            problem = f"cannot be read ({error.strerror})"
-            raise ConfigurationError(str(path), problem, "check the path") from error
+            raise ConfigurationError(
+                str(path), f"cannot be read ({error.strerror})", "check the path"
+            ) from error
         except (ValueError, RecursionError) as error:  # or a number of thousands of digits
             raise ConfigurationError(str(path), f"is not TOML ({error})", "fix it") from error

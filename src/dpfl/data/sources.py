@@ -39,8 +39,12 @@ def client_names(clients: Iterable[Any]) -> dict[Any, str]:
     width = max((len(str(one)) for one in ids if _whole(one)), default=1)
     names = {one: f"{int(one):0{width}d}" if _whole(one) else one for one in ids}
     twice = len(set(map(str, names.values()))) < len(names)
-    problem = "two clients have one name once numbers are text"
-    check_data(not twice, "federation", problem, "name clients either by numbers or by text")
+    check_data(
+        not twice,
+        "federation",
+        "two clients have one name once numbers are text",
+        "name clients either by numbers or by text",
+    )
     return names
 
 
@@ -61,14 +65,17 @@ def by_client(table: Any, client: str, where: str = "table") -> dict[Any, dict[s
     Returns a dict of columns for each client, without that column.
     """
     names = column_names(table)
-    near = did_you_mean(client, names)
-    check_data(client in names, where, f"has no column '{client}'", near)
+    check_data(client in names, where, f"has no column '{client}'", did_you_mean(client, names))
     cells = column_of(table, client)
     holders = np.array([cell_text(cell) for cell in cells], dtype=object)
     check_data(len(holders) > 0, where, "holds no record", "give at least two for each client")
     empty = holders == ""
-    problem = f"record {int(empty.argmax()) + 1} names no client in '{client}'"
-    check_data(not empty.any(), where, problem, "every record needs one")
+    check_data(
+        not empty.any(),
+        where,
+        f"record {int(empty.argmax()) + 1} names no client in '{client}'",
+        "every record needs one",
+    )
     if all(map(_whole, cells)):  # these are named when it is known how many there are
         holders = np.array([int(cell) for cell in cells], dtype=object)
     whole = {name: _as_array(column_of(table, name)) for name in names if name != client}
@@ -119,8 +126,9 @@ def plain_columns(table: Any, target: str | None, where: str, rows: Sequence[str
     """
     features = number_columns(table, where, rows)
     target = next(reversed(features), "") if target is None else target
-    near = did_you_mean(target, features)
-    check_data(target in features, where, f"has no column '{target}'", near)
+    check_data(
+        target in features, where, f"has no column '{target}'", did_you_mean(target, features)
+    )
     targets = features.pop(target)
     check_data(bool(features), where, f"has no column beside '{target}'", "give it features")
     return np.stack(list(features.values()), axis=1).astype(np.float32), targets
@@ -136,9 +144,12 @@ def dense(where: str, values: Any, memory: int = MEMORY) -> np.ndarray:
         values = values.to_dense() if values.layout is not torch.strided else values
     if hasattr(values, "toarray"):  # scipy
         size = float(np.prod(values.shape)) * 4
-        problem = f"a sparse matrix of {values.shape} takes {size / 2**30:.3g} GiB when dense"
-        remedy = "reduce its columns by a public map (hashing, a fixed projection) first"
-        check_data(size <= memory, where, problem, remedy)
+        check_data(
+            size <= memory,
+            where,
+            f"a sparse matrix of {values.shape} takes {size / 2**30:.3g} GiB when dense",
+            "reduce its columns by a public map (hashing, a fixed projection) first",
+        )
         values = values.astype(np.float32).toarray()
     return np.asarray(values)
 
@@ -158,9 +169,13 @@ def mapped_tensor(where: str, values: Any, dtype: Any) -> Tensor:
     """
     tensor = values if isinstance(values, Tensor) else None
     given = str(values.dtype).removeprefix("torch.")
-    problem = f"has memory-mapped features of type {given}, which would have to be copied"
     wanted = np.dtype(dtype).name
-    check_data(given == wanted, where, problem, f"store them as {wanted}")
+    check_data(
+        given == wanted,
+        where,
+        f"has memory-mapped features of type {given}, which would have to be copied",
+        f"store them as {wanted}",
+    )
     if tensor is None:
         *_, root = _bases(values)
         with warnings.catch_warnings():  # a file that is mapped for reading only; nothing writes

@@ -37,8 +37,9 @@ def read_columns(path: Path) -> tuple[Columns, list[str]]:
 
 def check_kind(path: Path) -> None:
     """Refuse a file whose name does not say what it is."""
-    problem = "is neither .csv nor .parquet"
-    check_data(path.suffix.lower() in KINDS, str(path), problem, "name the file so")
+    check_data(
+        path.suffix.lower() in KINDS, str(path), "is neither .csv nor .parquet", "name the file so"
+    )
 
 
 def read_file(path: Path, label: str | None = None) -> Arrays:
@@ -52,8 +53,11 @@ def read_file(path: Path, label: str | None = None) -> Arrays:
 
 
 def _not_a_table(path: Path, reason: object) -> DataError:
-    remedy = "use a header line, then one record a line, its cells separated by commas"
-    return DataError(str(path), f"cannot be read as a table ({reason})", remedy)
+    return DataError(
+        str(path),
+        f"cannot be read as a table ({reason})",
+        "use a header line, then one record a line, its cells separated by commas",
+    )
 
 
 def _read_csv(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -61,8 +65,9 @@ def _read_csv(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     try:
         (_, names), *records = csv_records(text_of(path)) or [(1, [])]
     except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-        raise DataError(str(path), problem, "check the path") from error
+        raise DataError(
+            str(path), f"cannot be read ({error.strerror})", "check the path"
+        ) from error
     except ValueError as error:
         raise _not_a_table(path, read_problem(error)) from error
     numbers = False
@@ -90,8 +95,9 @@ def _read_parquet(path: Path) -> tuple[Columns, list[str]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        remedy = "run: pip install 'dpfl[parquet]'"
-        raise DataError(str(path), "needs pyarrow, which is not installed", remedy) from error
+        raise DataError(
+            str(path), "needs pyarrow, which is not installed", "run: pip install 'dpfl[parquet]'"
+        ) from error
     try:
         check_regular(path)
         table = parquet.read_table(path)

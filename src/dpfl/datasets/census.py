@@ -115,8 +115,11 @@ def read_bank(path: Path) -> tuple[np.ndarray, np.ndarray]:
     with readable(path), gzip.open(path, "rt") as stream:
         rows = list(csv.DictReader(stream, delimiter=";"))
     for name in (*BANK, "y"):
-        known = not rows or name in rows[0]
-        check_file(known, path, f"has no column '{name}' (columns are separated by ;)")
+        check_file(
+            not rows or name in rows[0],
+            path,
+            f"has no column '{name}' (columns are separated by ;)",
+        )
     return _encode_all(path, rows, BANK, "y", ("no", "yes"))
 
 
@@ -129,8 +132,11 @@ def _encode_all(
     """
     check_file(bool(rows), path, "cannot be read (no record)")
     for row in rows:
-        problem = f"label '{row[label]}' is outside the classes {', '.join(classes)}"
-        check_file(row[label] in classes, path, problem)
+        check_file(
+            row[label] in classes,
+            path,
+            f"label '{row[label]}' is outside the classes {', '.join(classes)}",
+        )
     with readable(path):
         labels = np.array([classes.index(row[label]) for row in rows], dtype=np.int64)
         return encode(rows, columns), labels

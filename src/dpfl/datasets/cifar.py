@@ -99,11 +99,17 @@ def _unpacked(archive: Path) -> list[np.ndarray]:
 def _records(where: object, content: bytes) -> np.ndarray:
     """The records of one file, (n, 3,073), checked for their number and their labels."""
     size = f"more than {_LARGEST:,}" if len(content) > _LARGEST else f"{len(content):,}"
-    whole = 0 < len(content) <= _LARGEST and len(content) % RECORD == 0
     records = f"no whole number of records of {RECORD:,} bytes, 10,000 at most"
-    check_file(whole, where, f"its {size} bytes are {records}")
+    check_file(
+        0 < len(content) <= _LARGEST and len(content) % RECORD == 0,
+        where,
+        f"its {size} bytes are {records}",
+    )
     table = np.frombuffer(content, np.uint8).reshape(-1, RECORD)
     odd = int(np.argmax(table[:, 0] >= CLASSES))
-    problem = f"label {table[odd, 0]} of record {odd} is outside the {CLASSES} classes"
-    check_file(bool(table[odd, 0] < CLASSES), where, problem)
+    check_file(
+        bool(table[odd, 0] < CLASSES),
+        where,
+        f"label {table[odd, 0]} of record {odd} is outside the {CLASSES} classes",
+    )
     return table

@@ -89,8 +89,9 @@ def read_imdb(candidates: Sequence[Path]) -> Arrays:
             if archive.is_file():
                 reviews = stored.archive_members(archive, _PLACE.fullmatch)
                 return _stored([archive], archive, reviews)
-    wanted = f"{' or '.join(ARCHIVES)} or the unpacked folder {FOLDER}"
-    raise stored.not_found("imdb", places[::2], wanted)
+    raise stored.not_found(
+        "imdb", places[::2], f"{' or '.join(ARCHIVES)} or the unpacked folder {FOLDER}"
+    )
 
 
 def _review_files(folder: Path) -> list[Path]:
@@ -117,8 +118,11 @@ def _stored(
         arrays = []
         for part, rows in found.items():
             for label, sentiment in enumerate(SENTIMENTS):
-                problem = f"holds no review in {part}/{sentiment}"
-                check_file(any(row[3] == label for row in rows), where, problem)
+                check_file(
+                    any(row[3] == label for row in rows),
+                    where,
+                    f"holds no review in {part}/{sentiment}",
+                )
             rows.sort(key=lambda row: row[:2])
             arrays += [np.stack([row[2] for row in rows]), np.array([row[3] for row in rows])]
         return arrays
@@ -131,8 +135,9 @@ def _review(where: str, sentiment: str, name: str, content: bytes | Path) -> Rev
     named, allowed = _NAME.fullmatch(name), _RATINGS[sentiment]
     if named is None or int(named[2]) not in allowed:
         rating = f"a rating from {allowed[0]} to {allowed[-1]}, as {sentiment} asks"
-        problem = f"{name} is not named ID_RATING.txt with {rating}"
-        raise DataError(where, problem, "rename or remove the file")
+        raise DataError(
+            where, f"{name} is not named ID_RATING.txt with {rating}", "rename or remove the file"
+        )
     with stored.readable(where, "read as UTF-8"):
         text = (content.read_bytes() if isinstance(content, Path) else content).decode()
     return int(named[1]), int(named[2]), encode(text), SENTIMENTS.index(sentiment)

@@ -190,10 +190,16 @@ def _idx_images(name: str, folder: Path | None, mean: float, deviation: float) -
     read = [_read_idx(base / file, dimensions) for file, dimensions in files.items()]
     for images, labels in (read[:2], read[2:]):
         size, largest = " x ".join(map(str, images.shape[1:])), labels.max(initial=0)
-        good = images.shape[1:] == (28, 28) and len(images) > 0
-        check_file(good, base, f"holds {len(images)} images of {size}, not of 28 x 28")
-        problem = f"{len(images)} images and {len(labels)} labels do not belong together"
-        check_file(len(images) == len(labels), base, problem)
+        check_file(
+            images.shape[1:] == (28, 28) and len(images) > 0,
+            base,
+            f"holds {len(images)} images of {size}, not of 28 x 28",
+        )
+        check_file(
+            len(images) == len(labels),
+            base,
+            f"{len(images)} images and {len(labels)} labels do not belong together",
+        )
         check_file(largest <= 9, base, f"label {largest} is outside the 10 classes")
         arrays += [(images[:, None] / 255.0 - mean) / deviation, labels]
     return _dataset(name, 10, arrays)

@@ -100,8 +100,11 @@ def _make(path: Path) -> Arrays:
     roles = {name: encode("\n".join(said)) for name, said in long.items()}
     # The test part, a fifth, holds a window and the character behind it: so does the rest.
     roles = {name: tokens for name, tokens in roles.items() if len(tokens) > 5 * WINDOW}
-    problem = "holds no play under comedies, histories or tragedies with a role long enough"
-    check_file(bool(roles), path, problem)
+    check_file(
+        bool(roles),
+        path,
+        "holds no play under comedies, histories or tragedies with a role long enough",
+    )
     names = np.frombuffer("\n".join(roles).encode(), np.uint8)
     tokens = np.concatenate(list(roles.values()))
     return names, tokens, np.cumsum([0, *map(len, roles.values())], dtype=np.int64)

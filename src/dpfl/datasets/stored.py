@@ -50,8 +50,11 @@ def readable(where: object, verb: str = "read") -> Iterator[None]:
     try:
         yield
     except (*_DAMAGED, *_MALFORMED) as error:
-        problem = f"cannot be {verb} ({getattr(error, 'strerror', None) or error})"
-        raise DataError(str(where), problem, "fetch the file again") from error
+        raise DataError(
+            str(where),
+            f"cannot be {verb} ({getattr(error, 'strerror', None) or error})",
+            "fetch the file again",
+        ) from error
 
 
 def not_found(name: str, places: Sequence[Path], files: str) -> DataError:
@@ -59,9 +62,11 @@ def not_found(name: str, places: Sequence[Path], files: str) -> DataError:
 
     ``files`` says what to put there.
     """
-    problem = f"its files are in none of {', '.join(map(str, places))}"
-    remedy = f"put {files} there, or in a folder that DPFL_DATA names"
-    return DataError(f"data set '{name}'", problem, remedy)
+    return DataError(
+        f"data set '{name}'",
+        f"its files are in none of {', '.join(map(str, places))}",
+        f"put {files} there, or in a folder that DPFL_DATA names",
+    )
 
 
 def archive_members(path: Path, wanted: Callable[[str], object]) -> Iterator[tuple[str, bytes]]:

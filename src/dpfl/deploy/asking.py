@@ -61,11 +61,16 @@ def check_answers(study: StudyFile, played: Sequence[RoundRecord]) -> None:
     """Stop where nobody answers any more: later rounds would be used up for nothing."""
     last = [record for record in played if record.cohort][-_MOST_EMPTY_ROUNDS:]
     empty = len(last) == _MOST_EMPTY_ROUNDS and not any(record.arrived for record in last)
-    where, rounds = f"study '{study.study.name}'", f"{_MOST_EMPTY_ROUNDS} rounds in a row"
+    rounds = f"{_MOST_EMPTY_ROUNDS} rounds in a row"
     missing = last[-1].missing if last else {}
     why = "; ".join(f"{site}: {said}" for site, said in missing.items())
-    problem = f"no site has answered in {rounds} ({why})"
-    check(not empty, where, problem, "repair the sites, then resume the study", PeerError)
+    check(
+        not empty,
+        f"study '{study.study.name}'",
+        f"no site has answered in {rounds} ({why})",
+        "repair the sites, then resume the study",
+        PeerError,
+    )
 
 
 def _note_times(folder: RunFolder, plan: Plan, replies: Mapping[str, Reply]) -> None:

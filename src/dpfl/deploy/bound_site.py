@@ -53,7 +53,7 @@ class BoundSite(LoadedSite):
         layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)
         own = tuple((one.share, one.numbers(shapes[one.into])) for one in strategy.releases)
         releases = (*study.measurements(), *own)
-        fitting = (
+        check(
             terms.rounds == (study.run.rounds or dict(terms.recipe).get("rounds"))
             and 1 <= terms.population <= len(study.study.sites)
             and 0 < terms.expected_cohort <= terms.population
@@ -61,9 +61,12 @@ class BoundSite(LoadedSite):
             and terms.parameters == layout.size
             and terms.releases == releases
             and terms.measured == len(releases) - len(own)
-            and len(terms.release_noise) == (len(releases) if strategy.secure else 0)
+            and len(terms.release_noise) == (len(releases) if strategy.secure else 0),
+            "terms",
+            "do not belong to this study",
+            "enrol again",
+            PeerError,
         )
-        check(fitting, "terms", "do not belong to this study", "enrol again", PeerError)
         strategy.weights.check_terms(terms, self.id)
         return Agreement(
             strategy=strategy.resolve(terms),
@@ -94,8 +97,13 @@ class BoundSite(LoadedSite):
         if agreement.strategy.channel.sees_rows:
             return None
         missing = isinstance(request, TrainingRequest) and request.sum is None
-        problem, remedy = "asks for an upload that is not masked", "ask in a session"
-        check(not missing, "server", problem, remedy, PeerError)
+        check(
+            not missing,
+            "server",
+            "asks for an upload that is not masked",
+            "ask in a session",
+            PeerError,
+        )
         return SiteSum(
             site=self.id,
             ledger=ledger,

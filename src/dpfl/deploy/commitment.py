@@ -167,10 +167,13 @@ class Commitment:
         for observer, cost, _ in self.plans():
             made = ledger.committed(self.member.id, observer)
             own = [one.cost for one in made if (one.run, one.observer) == (run, observer)]
-            problem = "its records or settings are not those that its plan was made for"
-            remedy = "put back what was there when the study began"
-            good = all(written(one) == written(cost) for one in own)
-            check(good, self._where, problem, remedy, PeerError)
+            check(
+                all(written(one) == written(cost) for one in own),
+                self._where,
+                "its records or settings are not those that its plan was made for",
+                "put back what was there when the study began",
+                PeerError,
+            )
 
     def unplanned(self, round_: int) -> str:
         """Say why a round is not this site's to answer, by what is public; empty if it is."""

@@ -129,9 +129,14 @@ class Coordinator:
         sites, agreement = self.sites, self._read_members()
         if not self.folder.checkpoint.exists():
             self._checkpoint(self._first_state(agreement))
-        found, where = self.folder.load_state(self.study.digest()), str(self.folder.checkpoint)
-        problem, remedy = "belongs to another run", "restore the right one"
-        check(found.run == sites.run, where, problem, remedy, CheckpointError)
+        found = self.folder.load_state(self.study.digest())
+        check(
+            found.run == sites.run,
+            str(self.folder.checkpoint),
+            "belongs to another run",
+            "restore the right one",
+            CheckpointError,
+        )
         found.check_follows(self._first_state(agreement), self.folder.checkpoint)
         history = self.folder.cut_back(agreement.first_round, found.state.round)
         gather(sites)

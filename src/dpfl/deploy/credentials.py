@@ -31,16 +31,21 @@ def make_certificates(folder: Path, names: Sequence[str], days: int = VALID_DAYS
 
     ``days``: how long both are valid. Existing certificates are left alone.
     """
-    remedy = "remove them first, if they are to be replaced"
-    new = not (folder / CA_CERTIFICATE).exists()
-    check(new, str(folder), "already has certificates", remedy, FolderError)
+    check(
+        not (folder / CA_CERTIFICATE).exists(),
+        str(folder),
+        "already has certificates",
+        "remove them first, if they are to be replaced",
+        FolderError,
+    )
     authority, own = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     try:
         title, subject = _title("dpfl study authority"), _title(names[0][:64])
         reached_by = x509.SubjectAlternativeName([_name(name) for name in names])
     except ValueError as error:
-        problem, remedy = f"{names!r:.100} are not names of a server", "give names and addresses"
-        raise ConfigurationError("[network]", problem, remedy) from error
+        raise ConfigurationError(
+            "[network]", f"{names!r:.100} are not names of a server", "give names and addresses"
+        ) from error
     signing = _usage("key_cert_sign", "crl_sign")
     ca = (
         _certificate(title, title, authority, days)

@@ -46,8 +46,13 @@ def write_example(
     ``secure_sum``: uploads are masked, and the server sees their sum alone. Noise is shared then,
     which takes one local step a round.
     """
-    empty = not folder.exists() or not any(folder.iterdir())
-    check(empty, str(folder), "is not empty", "name a new folder", FolderError)
+    check(
+        not folder.exists() or not any(folder.iterdir()),
+        str(folder),
+        "is not empty",
+        "name a new folder",
+        FolderError,
+    )
     dataset, server = load_dataset("heart_disease", None), folder / "server"
     assert dataset.silos is not None
     values = read_toml(DATA / "example_study.toml")
@@ -124,13 +129,20 @@ def run_example(folder: Path) -> list[Path]:
     """
     server = folder / "server"
     homes = [path.parent for path in sorted((folder / SITES).glob("*/site.toml"))]
-    found, remedy = (
+    check(
         bool(homes) and (server / STUDY_FILE).exists(),
+        str(folder),
+        "holds no example",
         "write one with dpfl deploy example",
+        FolderError,
     )
-    check(found, str(folder), "holds no example", remedy, FolderError)
-    problem, remedy = "holds an example that has ended", f"see: dpfl server status {server}"
-    check(not RunFolder(server).summary.exists(), str(folder), problem, remedy, FolderError)
+    check(
+        not RunFolder(server).summary.exists(),
+        str(folder),
+        "holds an example that has ended",
+        f"see: dpfl server status {server}",
+        FolderError,
+    )
     verb = "resume" if (server / ENROLMENT).exists() else "run"
     started = [subprocess.Popen(_command("server", verb, str(server)))]
     try:
@@ -141,8 +153,13 @@ def run_example(folder: Path) -> list[Path]:
         code = started[0].wait()
     finally:
         _end(started)
-    problem = f"the server ended with exit code {code}"
-    check(code == 0, str(server), problem, "see its message above", PeerError)
+    check(
+        code == 0,
+        str(server),
+        f"the server ended with exit code {code}",
+        "see its message above",
+        PeerError,
+    )
     return homes
 
 

@@ -186,15 +186,19 @@ class Fleet:
         except httpx.HTTPStatusError as error:
             status, connecting = error.response.status_code, name == "ActivateNode"
             if status == _UNKNOWN_KEY:
-                problem = "does not know this site's key, and rejected it"
-                remedy = "send it the .pub file; keys are registered when dpfl server run starts"
-                raise PeerError(self._address, problem, remedy) from error
+                raise PeerError(
+                    self._address,
+                    "does not know this site's key, and rejected it",
+                    "send it the .pub file; keys are registered when dpfl server run starts",
+                ) from error
             if status == _STILL_CONNECTED and connecting:
                 raise StillConnected from error
             if status == _REJECTED and connecting:
-                problem = "rejected the signature of this site"
-                remedy = "compare the clocks of both machines, and the site's key"
-                raise PeerError(self._address, problem, remedy) from error
+                raise PeerError(
+                    self._address,
+                    "rejected the signature of this site",
+                    "compare the clocks of both machines, and the site's key",
+                ) from error
             if name.startswith("Push") and status not in (_REJECTED, *_AWAY):
                 raise NotTaken(f"it answered {status}") from error
             # Anything else on a connection that stood: the server was restarted.
@@ -208,8 +212,9 @@ def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        remedy = "put the site's key there"
-        raise ConfigurationError(str(path), f"cannot be used as a key ({error})", remedy) from error
+        raise ConfigurationError(
+            str(path), f"cannot be used as a key ({error})", "put the site's key there"
+        ) from error
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return key
 

@@ -162,16 +162,21 @@ class _Measurement:
         grid, records = Grid.of(std), self.agreement.claims[site].test_examples
         answer = decode_upload(payload, measure.numbers, self.sites.run, self.round, site, grid)
         most = records + (LARGEST + 1) * grid.step
-        good = bool((answer.abs() <= most).all())
-        problem = f"exceeds what {records} test records and their noise can give"
-        check(good, "answer", problem, "send a sum of statistics", PeerError)
+        check(
+            bool((answer.abs() <= most).all()),
+            "answer",
+            f"exceeds what {records} test records and their noise can give",
+            "send a sum of statistics",
+            PeerError,
+        )
         return answer
 
     def _noise(self, plan: Plan, site: str) -> float:
         """The noise in a site's answer, as it follows from the budget that it claims."""
         if not plan.cohort.claims[site].usable:
-            problem = "hold no usable (epsilon, delta)"
-            raise PeerError("claims", problem, "claim what the site enforces")
+            raise PeerError(
+                "claims", "hold no usable (epsilon, delta)", "claim what the site enforces"
+            )
         who = _claimed(site, plan.cohort.claims[site])
         return answer_noise(self.agreement, self.round, who, len(plan.cohort))
 

@@ -105,8 +105,13 @@ def read_header(text: str) -> Plain:
     Traceback (most recent call last):
     dpfl.core.errors.PeerError: message: is not a table; use the same version on both sides
     """
-    problem = f"has a header of {len(text)} characters"
-    check(len(text) <= LARGEST_HEADER, "message", problem, "send at most a million", PeerError)
+    check(
+        len(text) <= LARGEST_HEADER,
+        "message",
+        f"has a header of {len(text)} characters",
+        "send at most a million",
+        PeerError,
+    )
     with readable("message"):
         header = parsed(text)
         write_header(header)  # what can be read can be written: it is handed on, and kept

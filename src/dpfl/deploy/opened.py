@@ -69,11 +69,13 @@ class OpenedRound:
     def plan(self, agreement: Agreement, state: State) -> Plan:
         """Return the plan of the round, as it was when it was opened."""
         strangers = self.downloads.keys() - agreement.claims.keys()
-        problem, remedy = (
+        check(
+            not strangers,
+            OPENED,
             f"'{min(strangers, default='')}' takes no part",
             "restore it, or remove it",
+            CheckpointError,
         )
-        check(not strangers, OPENED, problem, remedy, CheckpointError)
         size = agreement.layout.size
         downlinks = {site: decode_download(one, size) for site, one in self.downloads.items()}
         shared = next(iter(downlinks.values())).shared if downlinks else {}

@@ -79,8 +79,14 @@ def _read(payload: bytes, study: Offer) -> tuple[nn.Module, Tensor, dict[str, Te
     layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     numbers += sum(math.prod(shape) for shape in shapes.values())
-    largest, given = 8 * numbers + _NAMES_BYTES, f"has {len(payload)} bytes"
-    check(len(payload) <= largest, where, given, f"send at most {largest}", PeerError)
+    largest = 8 * numbers + _NAMES_BYTES
+    check(
+        len(payload) <= largest,
+        where,
+        f"has {len(payload)} bytes",
+        f"send at most {largest}",
+        PeerError,
+    )
     try:
         tensors = safetensors.load(payload)
         buffers = {
@@ -90,9 +96,13 @@ def _read(payload: bytes, study: Offer) -> tuple[nn.Module, Tensor, dict[str, Te
         vector = layout.flatten({name: tensors[name] for name in tensors.keys() - frozen})
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise PeerError(where, f"cannot be read ({error})", "send it as safetensors") from error
-    finite = all(map(all_finite, (vector, *buffers.values())))
-    remedy = "look at the last rounds of the study"
-    check(finite, where, "holds numbers that are not finite", remedy, PeerError)
+    check(
+        all(map(all_finite, (vector, *buffers.values()))),
+        where,
+        "holds numbers that are not finite",
+        "look at the last rounds of the study",
+        PeerError,
+    )
     return model, vector, buffers
 
 
@@ -150,8 +160,11 @@ class Outcome:
         model = load(self.folder, common=not (self.folder / PRIVATE).exists()).model
         shapes = {name: one.shape for name, one in self.study.build_model().named_parameters()}
         if shapes != {name: one.shape for name, one in model.named_parameters()}:
-            problem = "is not a model of the study beside it"
-            raise DataError(str(self.model), problem, "name a model and the study it belongs to")
+            raise DataError(
+                str(self.model),
+                "is not a model of the study beside it",
+                "name a model and the study it belongs to",
+            )
         return model
 
     def tried(self, site: str, federation: Federation, metric: str | None = None) -> TriedModel:
@@ -160,9 +173,14 @@ class Outcome:
         ``metric`` is another one than the study's. Nothing is sent. A model or records that do not
         belong to the study are refused.
         """
-        about, where = self.study.study, f"site '{site}'"
-        some = len(federation.shards[site].without_blanks().test_labels) > 0
-        check(some, where, "has no test records", "give it more records", DataError)
+        about = self.study.study
+        check(
+            len(federation.shards[site].without_blanks().test_labels) > 0,
+            f"site '{site}'",
+            "has no test records",
+            "give it more records",
+            DataError,
+        )
         learned = self.learned(federation, metric)
         task = learned.task.single
         labels = learned.task.records(learned.shards[site].without_blanks().test_labels)
@@ -189,8 +207,13 @@ class Outcome:
         about, task = self.study.study, self.study.learned().with_metric(metric)
         shape, own = about.feature_shape, list(federation.record_shape)
         problem = f"is about records of shape {shape} and targets ({task}), not {own} and"
-        problem, remedy = f"{problem} {federation.task}", "name the study that the model belongs to"
-        check(fits(federation, self.study), f"study '{about.name}'", problem, remedy)
+        problem = f"{problem} {federation.task}"
+        check(
+            fits(federation, self.study),
+            f"study '{about.name}'",
+            problem,
+            "name the study that the model belongs to",
+        )
         return for_task(federation, task)
 
 
@@ -216,11 +239,21 @@ def find_outcome(folder: Path, run: str | None, model: Path | None) -> Outcome:
         check(run is None, "--run", "a model was named as well", "give --run, or --model")
         return outcome_in(model)
     known = {outcome.name: outcome for outcome in outcomes(folder)}
-    remedy = "wait for a study's end, or give --model"
-    check(bool(known), str(folder), "has no model yet", remedy, FolderError)
+    check(
+        bool(known),
+        str(folder),
+        "has no model yet",
+        "wait for a study's end, or give --model",
+        FolderError,
+    )
     name = list(known)[-1] if run is None else run
-    remedy = f"name one of: {', '.join(known)}"
-    check(name in known, "--run", f"there is no model of '{name}'", remedy, ConfigurationError)
+    check(
+        name in known,
+        "--run",
+        f"there is no model of '{name}'",
+        f"name one of: {', '.join(known)}",
+        ConfigurationError,
+    )
     return known[name]
 
 

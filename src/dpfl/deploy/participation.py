@@ -71,8 +71,13 @@ def take_part(folder: Path, tell: Callable[[str], None], *, insecure: bool) -> N
     with closing(site.ledger()) as ledger:  # a missing or damaged one is refused before all else
         site.check_receipts(ledger)
     records = site.file.data.file
-    there = records is None or (folder / records).exists()
-    check(there, str(records), "is missing: the site's records", "put them back", DataError)
+    check(
+        records is None or (folder / records).exists(),
+        str(records),
+        "is missing: the site's records",
+        "put them back",
+        DataError,
+    )
     server = site.file.server
     certificate, key = (
         (None, None) if insecure else (folder / server.certificate, folder / server.key)
@@ -163,9 +168,11 @@ class Participation:
                     fleet.disconnect(earlier)
                     continue
                 if time.monotonic() > until:
-                    problem = "another process is connected with this site's key"
-                    remedy = "end it: a copy of a site's folder must not be used beside the site"
-                    raise PeerError(f"site '{self.site.id}'", problem, remedy) from None
+                    raise PeerError(
+                        f"site '{self.site.id}'",
+                        "another process is connected with this site's key",
+                        "end it: a copy of a site's folder must not be used beside the site",
+                    ) from None
                 what = "The server still counts an earlier connection of this site"
                 self._say_once(f"{what}; waiting up to {EXPIRES_SECONDS:g} s for its end")
                 time.sleep(RETRY_SECONDS)

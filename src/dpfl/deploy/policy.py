@@ -36,15 +36,28 @@ def check_offer(file: SiteFile, study: Offer, member: Member) -> Strategy:
 
     accept = partial(_accept, file)
 
-    named = f"is not named in the study '{study.study.name}'"
-    accept(file.site.id in sites, named, "ask the server to name it")
-    allowed = policy.methods is None or method in policy.methods
-    accept(allowed, f"its policy does not allow {method}", "change one of the two")
+    accept(
+        file.site.id in sites,
+        f"is not named in the study '{study.study.name}'",
+        "ask the server to name it",
+    )
+    accept(
+        policy.methods is None or method in policy.methods,
+        f"its policy does not allow {method}",
+        "change one of the two",
+    )
     _check_rounds(file, study.run.rounds)
-    few = f"{len(sites)} sites are fewer than its policy's {policy.least_sites}"
-    accept(len(sites) >= policy.least_sites, few, "ask more sites")
-    unseeded, seeded = not study.seeded, "the study's noise is seeded, which protects nobody"
-    accept(unseeded or policy.allow_seeded, seeded, 'use noise = "system"')
+    accept(
+        len(sites) >= policy.least_sites,
+        f"{len(sites)} sites are fewer than its policy's {policy.least_sites}",
+        "ask more sites",
+    )
+    unseeded = not study.seeded
+    accept(
+        unseeded or policy.allow_seeded,
+        "the study's noise is seeded, which protects nobody",
+        'use noise = "system"',
+    )
     strategy = study.strategy()
     if strategy.observer is Observer.NOBODY:
         accept(
@@ -76,8 +89,12 @@ def check_offer(file: SiteFile, study: Offer, member: Member) -> Strategy:
 def _check_rounds(file: SiteFile, rounds: int | None) -> None:
     """Check the number of rounds, where it is known: a method may plan it at enrolment."""
     most = file.policy.most_rounds
-    short = most is None or rounds is None or rounds <= most
-    _accept(file, short, f"{rounds} rounds exceed its policy's {most}", "plan fewer")
+    _accept(
+        file,
+        most is None or rounds is None or rounds <= most,
+        f"{rounds} rounds exceed its policy's {most}",
+        "plan fewer",
+    )
 
 
 def _check_secure_sum(file: SiteFile, strategy: Strategy, sites: Sequence[str]) -> None:
@@ -106,8 +123,12 @@ def check_identities(file: SiteFile, own: str, identities: Mapping[str, str]) ->
     taken: dict[str, str] = {}
     for name, key in sorted({**identities, file.site.id: own}.items()):
         other = taken.setdefault(key, name)
-        problem = f"'{other}' and '{name}' have one identity key"
-        _accept(file, other == name, problem, "make one of them anew: dpfl site init")
+        _accept(
+            file,
+            other == name,
+            f"'{other}' and '{name}' have one identity key",
+            "make one of them anew: dpfl site init",
+        )
     file.trust().colluders_among(identities)  # a pinned site with another key is refused
 
 
@@ -117,8 +138,12 @@ def _check_honest(file: SiteFile, agreement: Agreement) -> None:
     drawn = strategy.selection.cohort_size(agreement.terms.population) or 1
     group = strategy.channel.group(drawn)
     honest = 1 if group is None else group.honest
-    problem = f"{honest} honest sites are in every sum, and its policy asks for {least}"
-    _accept(file, honest >= least, problem, "ask more sites, or tolerate fewer dropouts")
+    _accept(
+        file,
+        honest >= least,
+        f"{honest} honest sites are in every sum, and its policy asks for {least}",
+        "ask more sites, or tolerate fewer dropouts",
+    )
 
 
 def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
@@ -145,8 +170,11 @@ def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
         drawn = [one for one in phases if one.sampling == "poisson"]
         rate = max((PoissonBatches(examples, one.batch_size).rate for one in drawn), default=0.0)
         records = strategy.unit.reworded("records")
-        problem = f"sampling {rate:.3g} of its {records} a step exceeds its policy's {limit:g}"
-        accept(rate <= limit, problem, "use smaller batches")
+        accept(
+            rate <= limit,
+            f"sampling {rate:.3g} of its {records} a step exceeds its policy's {limit:g}",
+            "use smaller batches",
+        )
     else:
         noise = [strategy.noise_multiplier or 0.0]
         pieces = (*strategy.stages, strategy.central_noise)
@@ -174,8 +202,19 @@ def check_download(agreement: Agreement, round_: int, payload: bytes) -> None:
     Work follows the download; more who are drawn would make each share of the noise smaller.
     """
     download = decode_download(payload, agreement.layout.size)
-    problem = f"is of round {download.round}, and round {round_} was asked for"
-    check(download.round == round_, "download", problem, "ask for what is charged", PeerError)
+    check(
+        download.round == round_,
+        "download",
+        f"is of round {download.round}, and round {round_} was asked for",
+        "ask for what is charged",
+        PeerError,
+    )
     largest = agreement.most_drawn(round_)
-    problem, remedy = f"says that {download.drawn} sites were drawn", f"draw at most {largest}"
-    check(1 <= download.drawn <= largest, "download", problem, f"{remedy}, as agreed", PeerError)
+    remedy = f"draw at most {largest}"
+    check(
+        1 <= download.drawn <= largest,
+        "download",
+        f"says that {download.drawn} sites were drawn",
+        f"{remedy}, as agreed",
+        PeerError,
+    )

@@ -92,8 +92,9 @@ def one_line(text: str, length: int = 300) -> str:
 def program(name: str) -> list[str]:
     """Return the command that runs one of Flower's programs, and ends it with this process."""
     if not entry_points(group="console_scripts", name=name):
-        remedy = "run: pip install 'dpfl[flower]'"
-        raise ConfigurationError("Flower", f"{name} is not installed", remedy)
+        raise ConfigurationError(
+            "Flower", f"{name} is not installed", "run: pip install 'dpfl[flower]'"
+        )
     return [sys.executable, "-m", "dpfl.deploy.program", str(os.getpid()), name]
 
 
@@ -129,9 +130,11 @@ def check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            problem = f"cannot be listened on ({error.strerror})"
-            remedy = "end the program that uses it, or change [network] port"
-            raise PeerError(f"{host}:{port}", problem, remedy) from error
+            raise PeerError(
+                f"{host}:{port}",
+                f"cannot be listened on ({error.strerror})",
+                "end the program that uses it, or change [network] port",
+            ) from error
 
 
 def free_port() -> int:
@@ -171,16 +174,22 @@ def wait_until_ready(started: Started, address: str, certificate: Path | None) -
     until, name = time.monotonic() + READY_SECONDS, started.log.stem
     while time.monotonic() < until:
         running = started.process.poll() is None
-        problem = "" if running else f"{started.how_it_ended()} when it was started"
-        check(running, name, problem, started.see, PeerError)
+        check(
+            running,
+            name,
+            "" if running else f"{started.how_it_ended()} when it was started",
+            started.see,
+            PeerError,
+        )
         try:
             health(address, certificate, 10)
             return
         except (urllib.error.URLError, OSError):
             time.sleep(0.3)
     started.end()
-    problem = f"did not answer on {address} within {READY_SECONDS:g} s of its start"
-    raise PeerError(name, problem, started.see)
+    raise PeerError(
+        name, f"did not answer on {address} within {READY_SECONDS:g} s of its start", started.see
+    )
 
 
 # -- what an earlier process has left --------------------------------------------------------------
@@ -223,8 +232,13 @@ def end_leftovers(notes: Mapping[str, Path], tell: Callable[[str], None]) -> Non
                 until = time.monotonic() + seconds
                 while alive(process) and time.monotonic() < until:
                     time.sleep(0.1)
-            problem = f"process {process} of an earlier start is still running"
-            check(not alive(process), name, problem, f"end it: kill -9 {process}", PeerError)
+            check(
+                not alive(process),
+                name,
+                f"process {process} of an earlier start is still running",
+                f"end it: kill -9 {process}",
+                PeerError,
+            )
         path.unlink(missing_ok=True)
 
 
@@ -234,5 +248,8 @@ def _signal(name: str, process: int, sign: signal.Signals) -> None:
     except ProcessLookupError:
         pass
     except PermissionError as error:
-        problem = f"process {process} of an earlier start belongs to another user"
-        raise PeerError(name, problem, f"let that user end it: kill {process}") from error
+        raise PeerError(
+            name,
+            f"process {process} of an earlier start belongs to another user",
+            f"let that user end it: kill {process}",
+        ) from error

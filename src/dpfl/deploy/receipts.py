@@ -58,8 +58,9 @@ class Receipt:
             public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
             public.verify(bytes.fromhex(self.signature), self.content())
         except (ValueError, InvalidSignature) as error:
-            problem = "is not signed with the key that was agreed on"
-            raise PeerError("receipt", problem, "begin another run") from error
+            raise PeerError(
+                "receipt", "is not signed with the key that was agreed on", "begin another run"
+            ) from error
 
 
 def signing_key(path: Path) -> Ed25519PrivateKey:
@@ -78,8 +79,13 @@ class Countersigner:
     def __init__(self, folder: Path) -> None:
         path, self._kept = folder / SIGNING_KEY, folder / RECEIPTS
         if not path.exists():
-            problem, remedy = "is missing, and has signed receipts", "restore it from a backup"
-            check(not self._kept.exists(), str(path), problem, remedy, FolderError)
+            check(
+                not self._kept.exists(),
+                str(path),
+                "is missing, and has signed receipts",
+                "restore it from a backup",
+                FolderError,
+            )
         self._key = signing_key(path)
         self.last = {receipt.site: receipt for receipt in read_receipts(self._kept)}
 
@@ -117,6 +123,10 @@ def check_held(
     """
     signed = f"its ledger lacks the entry that the server signed after {round_name(receipt.round)}"
     why = "it was restored from a backup, or this is a copy of the site's folder"
-    problem = f"{signed}: {why} (or the server signed what this site never sent)"
-    remedy = "put back the newest ledger, and use one copy of the folder only"
-    check(receipt.head in heads, f"site '{site}'", problem, remedy, kind)
+    check(
+        receipt.head in heads,
+        f"site '{site}'",
+        f"{signed}: {why} (or the server signed what this site never sent)",
+        "put back the newest ledger, and use one copy of the folder only",
+        kind,
+    )

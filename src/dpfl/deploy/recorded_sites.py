@@ -91,8 +91,12 @@ class StudyTranscript(Transcript):
 
     def history(self, client: str, observer: Observer) -> History:
         """What the first victim's ledger was charged."""
-        where, problem = "the site's ledger", f"it claims nothing against the {observer}"
-        check(observer in self.charged, where, problem, "look at another adversary")
+        check(
+            observer in self.charged,
+            "the site's ledger",
+            f"it claims nothing against the {observer}",
+            "look at another adversary",
+        )
         return self.charged[observer]
 
 
@@ -135,8 +139,12 @@ class SiteGame(Game):
                 warnings.filterwarnings("ignore", "clipped sums were cut off", RuntimeWarning)
                 server.begin()
             seen, first = server.transcript, self.clients[0]
-            problem, remedy = "no site answered", "look for the reason with dpfl deploy example"
-            check(seen is not None, "audit", problem, remedy)
+            check(
+                seen is not None,
+                "audit",
+                "no site answered",
+                "look for the reason with dpfl deploy example",
+            )
             assert seen is not None
             victim, charged = sites.participant(first), sites.histories(first)
             return StudyTranscript(**vars(seen), victim=victim, charged=charged)
@@ -186,9 +194,12 @@ def site_games(
 ) -> tuple[SiteGame, SiteGame]:
     """The two games of one adversary and reading, between sites."""
     head, layered = method.model is not None, "two layers" in method.needs
-    where, remedy = f"audit of '{method.name}', {reading}", "audit this reading without --sites"
-    problem = "a record that is not there cannot be written into a site's file"
-    check(not head or reading is Adjacency.REPLACE_ONE, where, problem, remedy)
+    check(
+        not head or reading is Adjacency.REPLACE_ONE,
+        f"audit of '{method.name}', {reading}",
+        "a record that is not there cannot be written into a site's file",
+        "audit this reading without --sites",
+    )
     settings, clients = how.settings_of(method), not strategy.unit.of_data
     slow = {**(_OF_CLIENTS if clients else _OF_RECORDS), **how.settings}
     many = SiteGame(

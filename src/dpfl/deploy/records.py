@@ -65,9 +65,13 @@ class LoadedSite(SiteFolder):
         if not path.exists():
             if (self.folder / LEDGER).exists():
                 with closing(self.ledger(reading=True)) as ledger:
-                    problem = "is missing: who was withdrawn, and who is tested on, is not known"
-                    new = not (ledger.withdrawals() or ledger.runs_with_units())
-                    check(new, str(path), problem, "restore it from a backup", FolderError)
+                    check(
+                        not (ledger.withdrawals() or ledger.runs_with_units()),
+                        str(path),
+                        "is missing: who was withdrawn, and who is tested on, is not known",
+                        "restore it from a backup",
+                        FolderError,
+                    )
             write_safely(path, secrets.token_hex(32).encode(), secret=True)
         try:
             key = UnitKey(bytes.fromhex(path.read_text().strip()))
@@ -92,8 +96,13 @@ class LoadedSite(SiteFolder):
             blanks = frozenset[bytes]() if planned is None else planned.blanks
             self._left = frozenset(ledger.withdrawals()), blanks
             same = not self._left[0] or ledger.marked_by() in (None, self.units_key.name)
-        problem = "is not the key under which units were withdrawn"
-        check(same, str(self.folder / UNITS_KEY), problem, "restore it from a backup", FolderError)
+        check(
+            same,
+            str(self.folder / UNITS_KEY),
+            "is not the key under which units were withdrawn",
+            "restore it from a backup",
+            FolderError,
+        )
         return planned
 
     def planned_units(self) -> PlannedUnits:
@@ -158,15 +167,22 @@ class LoadedSite(SiteFolder):
             schema = Schema.read(self.folder / given)
         else:
             schema = Schema.from_dict(given, f"{where}, [data] schema")
-        problem = f"has {len(schema.target)} targets, and sites learn one"
-        check(len(schema.target) == 1, f"{where}, [data] schema", problem, "name one column")
+        check(
+            len(schema.target) == 1,
+            f"{where}, [data] schema",
+            f"has {len(schema.target)} targets, and sites learn one",
+            "name one column",
+        )
         for method in map(find, self.file.policy.methods or ()):
             if method.model is not None:  # it can be built without settings
                 method().protecting(schema.unit, single=schema.single)
         budget, unit = self.file.own_budget(), schema.unit
-        problem = f"is '{budget and budget.unit}', and the schema protects a {unit}"
-        good = budget is None or budget.unit in (unit, Unit.CLIENT)
-        check(good, f"{where}, [budget] unit", problem, f'set unit = "{unit}", or "client"')
+        check(
+            budget is None or budget.unit in (unit, Unit.CLIENT),
+            f"{where}, [budget] unit",
+            f"is '{budget and budget.unit}', and the schema protects a {unit}",
+            f'set unit = "{unit}", or "client"',
+        )
         return schema
 
     @classmethod
@@ -185,8 +201,14 @@ class LoadedSite(SiteFolder):
         the folder. Where they are wrong, or the records cannot be read, no site is made; nor where
         another site was made for the records, unless they get ``another_budget`` beside that one.
         """
-        path, remedy = folder / SITE_FILE, "run it, or name another folder"
-        check(not path.exists(), str(folder), "already holds a site", remedy, FolderError)
+        path = folder / SITE_FILE
+        check(
+            not path.exists(),
+            str(folder),
+            "already holds a site",
+            "run it, or name another folder",
+            FolderError,
+        )
         made = [path, folder / UNITS_KEY]
         if schema is not None:
             made.append(folder / SCHEMA_FILE)
@@ -219,9 +241,11 @@ class LoadedSite(SiteFolder):
         """
         folders = self.mark.read_text() if self.mark.exists() else ""
         if folders and not another_budget:
-            problem = f"have a budget in the ledger of {', '.join(folders.splitlines())} already"
-            remedy = "run that site, or add a budget beside it with --another-budget"
-            raise PrivacyRefusal(str(self.mark.with_suffix("")), problem, remedy)
+            raise PrivacyRefusal(
+                str(self.mark.with_suffix("")),
+                f"have a budget in the ledger of {', '.join(folders.splitlines())} already",
+                "run that site, or add a budget beside it with --another-budget",
+            )
         with suppress(DpflError):
             write_safely(self.mark, f"{folders}{self.folder.absolute()}\n".encode(), secret=True)
 
@@ -321,8 +345,12 @@ class LoadedSite(SiteFolder):
         fitting = fits(declared, study)
         if not fitting:
             self.log(f"records have shape {list(declared.record_shape)} and {declared.task}")
-        problem = f"its records do not have the study's shape {shape} and targets ({task})"
-        check(fitting, f"site '{self.id}'", problem, "prepare the same columns everywhere")
+        check(
+            fitting,
+            f"site '{self.id}'",
+            f"its records do not have the study's shape {shape} and targets ({task})",
+            "prepare the same columns everywhere",
+        )
         own, kept, model = self.federation(task), self._records, study.digest()
         if kept.checked != (kept.key, model):
             shapes = own.feature_shape, own.task, own.inputs, own.target_shape
@@ -337,8 +365,7 @@ class LoadedSite(SiteFolder):
         if stated is not None:
             remedy = "use the study's schema: dpfl site init --schema"
             if own is None:
-                problem = "has no schema, and the study states one"
-                raise ConfigurationError(where, problem, remedy)
+                raise ConfigurationError(where, "has no schema, and the study states one", remedy)
             if (other := stated.difference(own)) is not None:  # the server is not told its columns
                 self.log(f"its schema is not the study's ({other})")
                 raise ConfigurationError(where, "its schema is not the study's", remedy)

@@ -75,9 +75,13 @@ class Request:
         """Read a request of any kind; another version of dpfl, or anything odd, is refused."""
         header = message.header
         version = str(header.get("dpfl", ""))
-        same = version.split(".")[:2] == __version__.split(".")[:2]
-        problem = f"runs dpfl {version or 'unknown'}, this site {__version__}"
-        check(same, "server", problem, "use the same version", PeerError)
+        check(
+            version.split(".")[:2] == __version__.split(".")[:2],
+            "server",
+            f"runs dpfl {version or 'unknown'}, this site {__version__}",
+            "use the same version",
+            PeerError,
+        )
         kind = header.get("kind")
         kinds = (Hello, TermsRequest, TrainingRequest, SumRequest, Delivery)
         found = next((one for one in kinds if one.kind == kind), None)

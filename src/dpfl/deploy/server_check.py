@@ -25,8 +25,9 @@ def check_server(address: str, certificate: Path | None) -> str | None:
         try:
             ssl.create_default_context(cafile=str(certificate))
         except (OSError, ssl.SSLError) as error:
-            problem = f"is not a certificate ({error})"
-            raise ConfigurationError(str(certificate), problem, remedy) from error
+            raise ConfigurationError(
+                str(certificate), f"is not a certificate ({error})", remedy
+            ) from error
     try:
         _check_clock(address, health(address, certificate, 10))
         return None
@@ -39,13 +40,17 @@ def check_server(address: str, certificate: Path | None) -> str | None:
 def _why_not(address: str, certificate: Path | None, reason: object) -> str:
     """Explain why a server could not be asked; raise what waiting does not change."""
     if isinstance(reason, ssl.SSLCertVerificationError) and reason.verify_code in _OTHER_NAMES:
-        problem = f"its certificate is for other names ({reason.verify_message})"
-        remedy = "use a name that is in it, or ask for it in [network] names (dpfl server renew)"
-        raise PeerError(address, problem, remedy)
+        raise PeerError(
+            address,
+            f"its certificate is for other names ({reason.verify_message})",
+            "use a name that is in it, or ask for it in [network] names (dpfl server renew)",
+        )
     if isinstance(reason, ssl.SSLCertVerificationError):
-        problem = f"its certificate is not signed by {certificate} ({reason.verify_message})"
-        remedy = "ask the server's operator for the right ca.crt; do not connect without it"
-        raise PeerError(address, problem, remedy)
+        raise PeerError(
+            address,
+            f"its certificate is not signed by {certificate} ({reason.verify_message})",
+            "ask the server's operator for the right ca.crt; do not connect without it",
+        )
     if isinstance(reason, ssl.SSLError):
         return f"{address} does not speak TLS ({reason})"
     return f"{address} cannot be reached ({reason})"
@@ -54,7 +59,11 @@ def _why_not(address: str, certificate: Path | None, reason: object) -> str:
 def _check_clock(address: str, ahead: float) -> None:
     """Refuse a clock that differs from the server's by more than Flower allows."""
     far = not -CLOCK_BEHIND < ahead < CLOCK_AHEAD - 1.0
-    where, side = "this machine's clock", "ahead of" if ahead > 0 else "behind"
-    problem = f"is {abs(ahead):.1f} s {side} the server's at {address}, which rejects such a site"
-    remedy = "set both clocks, for example with: timedatectl set-ntp true"
-    check(not far, where, problem, remedy, PeerError)
+    side = "ahead of" if ahead > 0 else "behind"
+    check(
+        not far,
+        "this machine's clock",
+        f"is {abs(ahead):.1f} s {side} the server's at {address}, which rejects such a site",
+        "set both clocks, for example with: timedatectl set-ntp true",
+        PeerError,
+    )

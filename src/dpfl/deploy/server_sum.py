@@ -180,8 +180,13 @@ class ServerSum:
         size = packed_size(roster.terms.numbers, roster.terms.width)
 
         def payload(site: str, message: Message) -> bytes:
-            problem = f"sent {len(message.payload)} bytes, {size} were agreed"
-            check(len(message.payload) == size, "masked update", problem, "send those", PeerError)
+            check(
+                len(message.payload) == size,
+                "masked update",
+                f"sent {len(message.payload)} bytes, {size} were agreed",
+                "send those",
+                PeerError,
+            )
             head = message.header.get("head")
             if isinstance(head, str):
                 signer.sign(sites.run, site, round_, head)

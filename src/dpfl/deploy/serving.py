@@ -61,8 +61,10 @@ def make_study(folder: Path, study: StudyFile) -> None:
     A study that no sites can take part in is refused, and no folder is made.
     """
     check_study(study)
-    path, remedy = folder / STUDY_FILE, "name another folder"
-    check(not path.exists(), str(folder), "already holds a study", remedy, FolderError)
+    path = folder / STUDY_FILE
+    check(
+        not path.exists(), str(folder), "already holds a study", "name another folder", FolderError
+    )
     make_certificates(folder / CERTIFICATES, _names(study))
     write_safely(path, study.to_toml().encode())
     (folder / SITES).mkdir(exist_ok=True)
@@ -73,9 +75,14 @@ def make_study(folder: Path, study: StudyFile) -> None:
 @for_owner_only()
 def renew_certificates(folder: Path) -> None:
     """Make new certificates under the names in [network]; every site needs the new ca.crt."""
-    study, stopped = StudyFile.in_folder(folder), noted_process(folder / LINK_PROCESS) is None
-    remedy = "stop it first: its sites would lose their connections"
-    check(stopped, str(folder), "its server is running", remedy, FolderError)
+    study = StudyFile.in_folder(folder)
+    check(
+        noted_process(folder / LINK_PROCESS) is None,
+        str(folder),
+        "its server is running",
+        "stop it first: its sites would lose their connections",
+        FolderError,
+    )
     shutil.rmtree(folder / CERTIFICATES, ignore_errors=True)
     make_certificates(folder / CERTIFICATES, _names(study))
 
@@ -95,21 +102,51 @@ def _check_startable(folder: Path, verb: Verb) -> None:
     where, begun = str(folder), (folder / ENROLMENT).exists()
     summary = DeploymentSummary.load(RunFolder(folder))
     ended = summary is not None
-    problem, remedy = "holds a study that has ended", f"see: dpfl server status {folder}"
-    check(verb == "deliver" or not ended, where, problem, remedy, FolderError)
-    problem, remedy = "holds a study that has not ended", f"continue with: {resume_command(folder)}"
-    check(verb != "deliver" or ended, where, problem, remedy, FolderError)
-    wanting = summary is None or bool(summary.undelivered)
-    check(wanting, where, ALL_HAVE_IT, "start another study in a new folder", FolderError)
+    check(
+        verb == "deliver" or not ended,
+        where,
+        "holds a study that has ended",
+        f"see: dpfl server status {folder}",
+        FolderError,
+    )
+    check(
+        verb != "deliver" or ended,
+        where,
+        "holds a study that has not ended",
+        f"continue with: {resume_command(folder)}",
+        FolderError,
+    )
+    check(
+        summary is None or bool(summary.undelivered),
+        where,
+        ALL_HAVE_IT,
+        "start another study in a new folder",
+        FolderError,
+    )
     if verb == "run":
-        problem, remedy = "holds a study that has begun", f"continue with: {resume_command(folder)}"
-        check(not begun, where, problem, remedy, FolderError)
+        check(
+            not begun,
+            where,
+            "holds a study that has begun",
+            f"continue with: {resume_command(folder)}",
+            FolderError,
+        )
         return
-    problem, remedy = "holds no study that has begun", f"start it with: dpfl server run {folder}"
-    check(begun, where, problem, remedy, FolderError)
+    check(
+        begun,
+        where,
+        "holds no study that has begun",
+        f"start it with: dpfl server run {folder}",
+        FolderError,
+    )
     agreed, now = EnrolmentFile.read(folder).study, StudyFile.in_folder(folder).digest()
-    where, problem = str(folder / STUDY_FILE), "is not the study that was begun"
-    check(agreed in (None, now), where, problem, "undo what was changed since", FolderError)
+    check(
+        agreed in (None, now),
+        str(folder / STUDY_FILE),
+        "is not the study that was begun",
+        "undo what was changed since",
+        FolderError,
+    )
 
 
 def resume_command(folder: Path) -> str:
@@ -218,8 +255,11 @@ def _follow(
                 raise ProcessEnded("the server app", "ended unexpectedly (killed?)", remedy)
         elif time.monotonic() - began > READY_SECONDS:
             status = superlink.run_status(folder, run_id)
-            problem = f"has not started the server app within {READY_SECONDS:g} s ({status})"
-            raise ProcessEnded("Flower", problem, f"{link.process.see}, then {remedy}")
+            raise ProcessEnded(
+                "Flower",
+                f"has not started the server app within {READY_SECONDS:g} s ({status})",
+                f"{link.process.see}, then {remedy}",
+            )
 
 
 def _failure(path: Path) -> DpflError:

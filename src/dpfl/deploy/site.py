@@ -145,8 +145,13 @@ class Site(BoundSite):
         """
         run, token = request.run, self.token(request.run)
         agreed = ledger.agreed(run)
-        same = agreed in (None, request.digest())
-        check(same, "terms", "are not those agreed on before", "begin another run", PeerError)
+        check(
+            agreed in (None, request.digest()),
+            "terms",
+            "are not those agreed on before",
+            "begin another run",
+            PeerError,
+        )
         if self._changed(ledger, request):
             return acceptance(self.id, more=True, token=token)  # it stops where all others do
         commitment = self.commitment(request)
@@ -159,8 +164,13 @@ class Site(BoundSite):
         study = request.study
         ledger.register(run, seeded=study.seeded, title=study.title)
         units, withdrawn = self.planned_units(), len(self.withdrawn()[0])
-        same = ledger.agree(run, request.digest(), units, withdrawn)
-        check(same, "terms", "are not those agreed on before", "begin another run", PeerError)
+        check(
+            ledger.agree(run, request.digest(), units, withdrawn),
+            "terms",
+            "are not those agreed on before",
+            "begin another run",
+            PeerError,
+        )
         commitment.make(ledger, run)
         if agreed is None:
             what = f"{study.study.name}: {study.method_text} (run {run})"
@@ -237,8 +247,11 @@ class Site(BoundSite):
             # not tried again, and what went wrong stays here.
             unchanged = b"" if last is None else last.private
             ledger.charge_and_store(run, round_, charges, b"", unchanged, units=units)
-            problem = f"failed in round {round_} ({type(error).__name__}: {error})"
-            raise DataError("local work", problem, "check the records") from error
+            raise DataError(
+                "local work",
+                f"failed in round {round_} ({type(error).__name__}: {error})",
+                "check the records",
+            ) from error
         if self.planned_units().digest != units:  # the file has changed while it was worked on
             raise UnitsWithdrawn
         packed = pack_private(private)
@@ -263,9 +276,13 @@ class Site(BoundSite):
         signed.
         """
         # What was planned and paid for is what is done.
-        same = ledger.agreed(request.run) == request.digest()
-        problem = "is not under the agreed terms"
-        check(same, "round", problem, "begin another run", PeerError)
+        check(
+            ledger.agreed(request.run) == request.digest(),
+            "round",
+            "is not under the agreed terms",
+            "begin another run",
+            PeerError,
+        )
         self.take_receipt(ledger, request.run, request.receipt, request.signer)
 
     def _add_up(self, ledger: SiteLedger, request: SumRequest) -> Message:
@@ -318,9 +335,13 @@ class Site(BoundSite):
 
     def _keep(self, ledger: SiteLedger, request: Delivery) -> Message:
         """Keep the model of a study that this site took part in; nothing of the site goes back."""
-        remedy = "send its model to those who took part"
-        same = ledger.agreed(request.run) == request.digest()
-        check(same, "study", "was not agreed to by this site", remedy, PeerError)
+        check(
+            ledger.agreed(request.run) == request.digest(),
+            "study",
+            "was not agreed to by this site",
+            "send its model to those who took part",
+            PeerError,
+        )
         self.take_receipt(ledger, request.run, request.receipt, request.signer)
         ledger.close_sum(request.run)
         folder = keep_model(self.folder, request.run, request.study, request.payload)

@@ -95,8 +95,13 @@ class SiteFolder:
         """
         budget, path = self.file.own_budget(), self.folder / LEDGER
         if path.exists() and not os.access(self.folder, os.W_OK):
-            remedy = "let the user that runs dpfl write there"
-            check(reading, str(self.folder), "cannot be written", remedy, DiskError)
+            check(
+                reading,
+                str(self.folder),
+                "cannot be written",
+                "let the user that runs dpfl write there",
+                DiskError,
+            )
             return SiteLedger.open(path, self.id, read_only=True)
         ledger = SiteLedger.open_for(path, self.id)
         try:
@@ -127,8 +132,11 @@ class SiteFolder:
         try:
             own = (self.folder / TOKEN).read_bytes()
         except OSError as error:
-            remedy = "restore it from a backup, or make the site again in another folder"
-            raise FolderError(str(self.folder / TOKEN), "is missing", remedy) from error
+            raise FolderError(
+                str(self.folder / TOKEN),
+                "is missing",
+                "restore it from a backup, or make the site again in another folder",
+            ) from error
         return hashlib.sha256(own + run.encode()).hexdigest()
 
     def proof(self, run: object) -> dict[str, str]:
@@ -150,8 +158,13 @@ class SiteFolder:
         """
         if receipt is not None:
             receipt.check(signer)
-            same = (receipt.run, receipt.site) == (run, self.id)
-            check(same, "receipt", "is not this site's", "begin another run", PeerError)
+            check(
+                (receipt.run, receipt.site) == (run, self.id),
+                "receipt",
+                "is not this site's",
+                "begin another run",
+                PeerError,
+            )
             heads = ledger.heads(run)
             if receipt.head not in heads:
                 self.log(f"the server's receipt: {receipt}")  # it can be held against it

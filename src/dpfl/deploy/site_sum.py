@@ -63,8 +63,11 @@ class SiteSum:
         }
         phase = phases.get(self.request.phase)
         if phase is None:
-            problem = f"there is no phase '{self.request.phase[:60]}'"
-            raise PeerError(_WHERE, problem, "use the same version on both sides")
+            raise PeerError(
+                _WHERE,
+                f"there is no phase '{self.request.phase[:60]}'",
+                "use the same version on both sides",
+            )
         with readable(_WHERE):
             return phase(self.request.sum)
 
@@ -76,15 +79,28 @@ class SiteSum:
         self._check_terms(terms)
         if stored is not None and stored.attempt == terms.attempt:
             state = self._state(stored)
-            problem = "is about something else than before, in the same attempt"
-            check(state.terms == terms, _WHERE, problem, "begin a new attempt", PeerError)
+            check(
+                state.terms == terms,
+                _WHERE,
+                "is about something else than before, in the same attempt",
+                "begin a new attempt",
+                PeerError,
+            )
             return asdict(state.keys)
-        problem = f"attempt {terms.attempt} is over"
-        newer = stored is None or stored.attempt < terms.attempt
-        check(newer, _WHERE, problem, "begin a later one", PeerError)
-        problem = "this site has sent its upload of this round, in another session"
-        remedy = "begin another round: a repetition needs new noise, and is charged anew"
-        check(not self.committed, _WHERE, problem, remedy, PeerError)
+        check(
+            stored is None or stored.attempt < terms.attempt,
+            _WHERE,
+            f"attempt {terms.attempt} is over",
+            "begin a later one",
+            PeerError,
+        )
+        check(
+            not self.committed,
+            _WHERE,
+            "this site has sent its upload of this round, in another session",
+            "begin another round: a repetition needs new noise, and is charged anew",
+            PeerError,
+        )
         state = member.make_keys(self.site, self.identity, terms)
         self._store(terms.attempt, "", state)
         return asdict(state.keys)
@@ -139,13 +155,22 @@ class SiteSum:
         assert self.request.sum is not None
         with readable(_WHERE):
             _, state = self._joined(self.request.sum)
-            problem = "is not the one that the session is about"
-            same = digest_of(self.request.payload) == state.terms.model
-            check(same, "download", problem, "send the same to all members", PeerError)
+            check(
+                digest_of(self.request.payload) == state.terms.model,
+                "download",
+                "is not the one that the session is about",
+                "send the same to all members",
+                PeerError,
+            )
             download = decode_download(self.request.payload, self.agreement.layout.size)
             drawn, asked = download.drawn, state.terms.asked
-            problem = f"says that {drawn} sites were drawn, and {asked} are asked in the sum"
-            check(drawn == asked, "download", problem, "state one number", PeerError)
+            check(
+                drawn == asked,
+                "download",
+                f"says that {drawn} sites were drawn, and {asked} are asked in the sum",
+                "state one number",
+                PeerError,
+            )
             member.opened_shares(state, *self._mail())
 
     def masked(self, upload: bytes) -> tuple[bytes, StoredSum]:
@@ -184,8 +209,13 @@ class SiteSum:
         stored, round_ = self._remembered, self.request.round
         if stored is None or self._place(stored.round) < self._place(round_):
             return None
-        problem = f"the sum of round {round_} is over"
-        check(stored.round == round_, _WHERE, problem, "begin another round", PeerError)
+        check(
+            stored.round == round_,
+            _WHERE,
+            f"the sum of round {round_} is over",
+            "begin another round",
+            PeerError,
+        )
         return stored if attempt in (None, stored.attempt) else None
 
     def _place(self, round_: int) -> tuple[int, int]:
@@ -194,8 +224,11 @@ class SiteSum:
     def _state(self, stored: StoredSum | None) -> MemberState:
         """The site's own state; a phase out of order finds none."""
         if stored is None or not stored.state:
-            problem = f"no keys were made for this attempt of round {self.request.round}"
-            raise PeerError(_WHERE, problem, "send the phases in order")
+            raise PeerError(
+                _WHERE,
+                f"no keys were made for this attempt of round {self.request.round}",
+                "send the phases in order",
+            )
         return MemberState.from_bytes(stored.state)
 
     def _joined(self, told: Plain) -> tuple[StoredSum, MemberState]:
@@ -203,9 +236,13 @@ class SiteSum:
         stored = self._stored()
         state = self._state(stored)
         assert stored is not None
-        problem = "this site has joined another session of this round"
-        same = bool(stored.session) and told.get("session") == stored.session
-        check(same, _WHERE, problem, "begin another round", PeerError)
+        check(
+            bool(stored.session) and told.get("session") == stored.session,
+            _WHERE,
+            "this site has joined another session of this round",
+            "begin another round",
+            PeerError,
+        )
         return stored, state
 
     def _store(
@@ -219,16 +256,25 @@ class SiteSum:
         """
         stored = StoredSum(self.request.round, attempt, session, state.to_bytes())
         before, run = self._remembered, self.request.run
-        alone = self.ledger.store_sum(run, before, stored, noted=noted)
-        problem = "another message about this sum was answered meanwhile"
-        check(alone, _WHERE, problem, "ask one thing after the other", PeerError)
+        check(
+            self.ledger.store_sum(run, before, stored, noted=noted),
+            _WHERE,
+            "another message about this sum was answered meanwhile",
+            "ask one thing after the other",
+            PeerError,
+        )
 
     def _check_terms(self, terms: SumTerms) -> None:
         """Refuse terms that do not follow from what was agreed on."""
         request, agreement = self.request, self.agreement
         most = agreement.most_drawn(request.round)
-        problem = f"says that {terms.asked} sites are asked, of at most {most}"
-        check(2 <= terms.asked <= most, _WHERE, problem, "draw as agreed", PeerError)
+        check(
+            2 <= terms.asked <= most,
+            _WHERE,
+            f"says that {terms.asked} sites are asked, of at most {most}",
+            "draw as agreed",
+            PeerError,
+        )
         own = sum_terms(
             agreement,
             request.digest(),
@@ -240,6 +286,10 @@ class SiteSum:
         )
         for field in fields(SumTerms):
             theirs, ours = getattr(terms, field.name), getattr(own, field.name)
-            problem = f"its {field.name} is {theirs!r:.60}, and {ours!r:.60} follows from the study"
-            remedy = "use the same version and study on both sides"
-            check(theirs == ours, _WHERE, problem, remedy, PrivacyRefusal)
+            check(
+                theirs == ours,
+                _WHERE,
+                f"its {field.name} is {theirs!r:.60}, and {ours!r:.60} follows from the study",
+                "use the same version and study on both sides",
+                PrivacyRefusal,
+            )

@@ -37,9 +37,13 @@ def read_shares(roster: Roster) -> Callable[[str, Any], Shares]:
         _own(shares.announcement.name, site)
         shares.announcement.check(roster)
         holders = {roster.names[one] for one in shares.announcement.holders(roster)} - {site}
-        problem = "has not sealed a share for each of its neighbours"
-        good = holders == set(shares.sealed)
-        check(good, "shares", problem, "use the same version", PeerError)
+        check(
+            holders == set(shares.sealed),
+            "shares",
+            "has not sealed a share for each of its neighbours",
+            "use the same version",
+            PeerError,
+        )
         return shares
 
     return read

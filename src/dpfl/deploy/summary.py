@@ -218,8 +218,11 @@ def _seconds(folder: RunFolder) -> list[float]:
         check_types(lines, list[dict[str, float]])
         return [seconds for line in lines for seconds in line.values()]
     except (KeyError, ValueError) as error:
-        problem, remedy = f"cannot be read ({read_problem(error)})", "restore it from a backup"
-        raise FolderError(str(folder.timings), problem, remedy) from error
+        raise FolderError(
+            str(folder.timings),
+            f"cannot be read ({read_problem(error)})",
+            "restore it from a backup",
+        ) from error
 
 
 def _failure(path: Path) -> str:

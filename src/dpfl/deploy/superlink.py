@@ -68,8 +68,12 @@ class SuperLink:
                 "--ssl-keyfile": SERVER_KEY,
             }
             for option, name in files.items():
-                remedy = "make certificates with dpfl server renew"
-                check((own / name).exists(), str(own / name), "is missing", remedy)
+                check(
+                    (own / name).exists(),
+                    str(own / name),
+                    "is missing",
+                    "make certificates with dpfl server renew",
+                )
                 command += [option, str(own / name)]
             command.append("--enable-supernode-auth")
         link = cls(
@@ -183,8 +187,13 @@ def start_run(folder: Path) -> str:
     """Start the app; return Flower's name for the run."""
     app, configuration = str((folder / APP).absolute()), f'{FOLDER_KEY}="{folder.absolute()}"'
     answer = _flwr(folder, "run", app, "study", "--run-config", configuration)
-    problem = f"did not start the study ({_reason(answer)})"
-    check(bool(answer.get("success")), "Flower", problem, f"see {folder / LOG}", PeerError)
+    check(
+        bool(answer.get("success")),
+        "Flower",
+        f"did not start the study ({_reason(answer)})",
+        f"see {folder / LOG}",
+        PeerError,
+    )
     return str(answer["run-id"])
 
 

@@ -45,9 +45,12 @@ class Withdrawal:
 
 def plan_withdrawal(site: LoadedSite, person: str | None, line: int | None) -> Withdrawal:
     """Find the unit that people mean: a ``person``, or a ``line`` where units are rows."""
-    where = f"site '{site.id}'"
-    named = (person is None) != (line is None)
-    check(named, where, "needs one unit to withdraw", "name a person, or a line of the file")
+    check(
+        (person is None) != (line is None),
+        f"site '{site.id}'",
+        "needs one unit to withdraw",
+        "name a person, or a line of the file",
+    )
     units = site.units()
     with closing(site.checked_ledger()) as ledger:
         withdrawn = ledger.withdrawals()
@@ -71,8 +74,9 @@ def _person(
     """The mark of a person, and what to call the person."""
     schema = site.schema
     if schema is None or schema.person is None:
-        problem = "has no person column"
-        raise ConfigurationError(f"site '{site.id}'", problem, "name a line of the file")
+        raise ConfigurationError(
+            f"site '{site.id}'", "has no person column", "name a line of the file"
+        )
     name = person_id(person)
     mark = site.units_key.person_mark(name)
     what = f"{schema.person_word} '{name}'"
@@ -85,11 +89,14 @@ def _row(
     site: LoadedSite, units: Units, line: int, withdrawn: Collection[bytes]
 ) -> tuple[bytes, str]:
     """The mark of a row; of equal ones, which cannot be told apart, that of the last."""
-    where = f"site '{site.id}'"
     file = site.file.data.file
     rows_are_units = site.schema is None or site.schema.person is None
-    problem, remedy = "its units are not rows", "name the person: --person ID"
-    check(rows_are_units and file is not None, where, problem, remedy)
+    check(
+        rows_are_units and file is not None,
+        f"site '{site.id}'",
+        "its units are not rows",
+        "name the person: --person ID",
+    )
     path = site.folder / str(file)
     columns, places = read_columns(path)
     numbers = [int(words.split()[-1]) for words in places]
@@ -116,12 +123,20 @@ def withdraw(site: LoadedSite, withdrawal: Withdrawal) -> None:
             run: site.digests_without(ledger, run, withdrawal.mark)
             for run in ledger.runs_with_units()
         }
-        problem, remedy = "has changed meanwhile", "put the file back, and run the command again"
-        same = all(digests[run][1] for run in withdrawal.studies)
-        check(same, str(site.folder), problem, remedy, DataError)
-        done = ledger.withdraw(withdrawal.mark, site.units_key.name, digests)
-        problem = "was changed by another process meanwhile"
-        check(done, str(site.folder), problem, "run the command again", LedgerError)
+        check(
+            all(digests[run][1] for run in withdrawal.studies),
+            str(site.folder),
+            "has changed meanwhile",
+            "put the file back, and run the command again",
+            DataError,
+        )
+        check(
+            ledger.withdraw(withdrawal.mark, site.units_key.name, digests),
+            str(site.folder),
+            "was changed by another process meanwhile",
+            "run the command again",
+            LedgerError,
+        )
     remove_traces(site)
 
 

@@ -54,8 +54,11 @@ class Worker:
             except (EOFError, OSError) as error:
                 code, log = self.end(), self._folder / WORKER_LOG
                 if left == 0:
-                    problem = f"ended {_TRIES + 1} times over one message (exit code {code})"
-                    raise DataError("worker process", problem, f"see {log}") from error
+                    raise DataError(
+                        "worker process",
+                        f"ended {_TRIES + 1} times over one message (exit code {code})",
+                        f"see {log}",
+                    ) from error
                 tell(f"The worker process ended (exit code {code}, see {log}); it is started again")
         raise AssertionError
 

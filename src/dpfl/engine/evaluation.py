@@ -139,10 +139,13 @@ class Evaluation:
         self._ids, self.task = federation.ids, federation.task
         self._everyone = federation.test_set()
         self.lacking = self.task.missing_from_test(self._everyone[1])
-        good = self.lacking is None or self.task.metric not in ("auc", "average_precision")
-        problem = f"hold no {self.lacking} record, and {self.task.metric} needs some"
-        remedy = "choose another seed or metric, or a stratified split"
-        check(good, "test records", problem, remedy, DataError)
+        check(
+            self.lacking is None or self.task.metric not in ("auc", "average_precision"),
+            "test records",
+            f"hold no {self.lacking} record, and {self.task.metric} needs some",
+            "choose another seed or metric, or a stratified split",
+            DataError,
+        )
 
     @one_thread()  # the same numbers on every machine
     def __call__(

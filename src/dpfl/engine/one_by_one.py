@@ -219,8 +219,13 @@ def _in_secret_places(
     """Give the records of a batch slots among as many as a batch can have, which is public."""
     count = len(batch.labels)
     most = records.largest
-    problem, remedy = f"a batch has more than {most} records", "train again: this is bad luck"
-    check(count <= most, "sampling", problem, remedy, PrivacyRefusal)
+    check(
+        count <= most,
+        "sampling",
+        f"a batch has more than {most} records",
+        "train again: this is bad luck",
+        PrivacyRefusal,
+    )
     return batch._replace(slots=places.permutations(1, most)[0][:count], most=most)
 
 
@@ -232,9 +237,13 @@ def _unwritten(*tensors: Tensor) -> Iterator[None]:
     # torch raises a version whenever the tensor or a view of it is written to.
     versions = [tensor._version for tensor in tensors]
     yield
-    same = versions == [tensor._version for tensor in tensors]
-    problem, remedy = "writes to its parameters when it is applied", "let it only read them"
-    check(same, "model", problem, remedy, PrivacyRefusal)
+    check(
+        versions == [tensor._version for tensor in tensors],
+        "model",
+        "writes to its parameters when it is applied",
+        "let it only read them",
+        PrivacyRefusal,
+    )
 
 
 def _weighted(

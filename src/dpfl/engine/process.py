@@ -26,12 +26,14 @@ def check_arithmetic(jobs: Sequence[Job]) -> None:
         "convolutions may use TF32": tf32,
     }
     what = ", ".join(name for name, found in reduced.items() if found)
-    problem = f"{what}, and private training is proven for single precision only"
-    remedy = (
+    check(
+        not what,
+        "engine",
+        f"{what}, and private training is proven for single precision only",
         "leave autocast, call torch.set_float32_matmul_precision('highest') and set "
-        "torch.backends.cudnn.allow_tf32 = False"
+        "torch.backends.cudnn.allow_tf32 = False",
+        PrivacyRefusal,
     )
-    check(not what, "engine", problem, remedy, PrivacyRefusal)
 
 
 @contextmanager
@@ -40,8 +42,9 @@ def failures_of(where: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, IndexError) as error:
-        problem = f"the model failed on its data ({error})"
-        raise DpflError(where, problem, "check model and data") from error
+        raise DpflError(
+            where, f"the model failed on its data ({error})", "check model and data"
+        ) from error
 
 
 def check_device(name: str) -> None:
@@ -51,5 +54,8 @@ def check_device(name: str) -> None:
             raise RuntimeError("it is neither cpu nor cuda")
         torch.empty(1, device=torch.device(name)).add_(1).item()
     except (RuntimeError, AssertionError) as error:
-        problem = f"cannot be used here ({str(error).splitlines()[0].rstrip('.')})"
-        raise ConfigurationError(f"device '{name}'", problem, "use cpu") from error
+        raise ConfigurationError(
+            f"device '{name}'",
+            f"cannot be used here ({str(error).splitlines()[0].rstrip('.')})",
+            "use cpu",
+        ) from error

@@ -105,10 +105,15 @@ def tune(
     one_of("tuning", ("grid", "halving"), search=search)
     remedy = "tune method.lr, method.clip, ...; sweep the rest"
     for field in over or ():
-        problem = f"'{field}' is not a setting of a method"
-        check(field.startswith("method."), "tuning", problem, remedy)
-    other, remedy = not _same_data(on or {}, base.get("data", {})), "name public or proxy data"
-    check(other, "tuning data", "names the federation's own records", remedy)
+        check(
+            field.startswith("method."), "tuning", f"'{field}' is not a setting of a method", remedy
+        )
+    check(
+        not _same_data(on or {}, base.get("data", {})),
+        "tuning data",
+        "names the federation's own records",
+        "name public or proxy data",
+    )
     tuning = {
         "over": dict(over or GRID),
         "own": {} if over else own_searches(base, methods, store.data_folder),
@@ -200,8 +205,9 @@ def check_settings(fields: Iterable[str], methods: Iterable[str]) -> None:
     known = {f"method.{name}" for name in settings_of(methods)}
     for field in fields:
         if field.startswith("method.") and field not in known:
-            remedy = did_you_mean(field, known)
-            raise ConfigurationError("settings", f"none of the methods has '{field}'", remedy)
+            raise ConfigurationError(
+                "settings", f"none of the methods has '{field}'", did_you_mean(field, known)
+            )
 
 
 # -- what the four have in common ------------------------------------------------------------------

@@ -44,15 +44,19 @@ class OwnComparison:
 
     def __post_init__(self) -> None:
         whole_number("compare", "rounds", self.rounds)
-        good = isinstance(self.strategies, Mapping) and bool(self.strategies)
-        given, remedy = (
+        check(
+            isinstance(self.strategies, Mapping) and bool(self.strategies),
+            "compare",
             f"strategies = {self.strategies!r:.60}",
             "give a dict of strategies by label",
         )
-        check(good, "compare", given, remedy)
         for label, strategy in self.strategies.items():
-            problem, remedy = f"{strategy!r} is not a strategy", "build a method with its settings"
-            check(isinstance(strategy, Strategy), f"strategy '{label}'", problem, remedy)
+            check(
+                isinstance(strategy, Strategy),
+                f"strategy '{label}'",
+                f"{strategy!r} is not a strategy",
+                "build a method with its settings",
+            )
         check(isinstance(self.federation, Federation), "compare", "federation is none", "build one")
 
     @property
@@ -98,6 +102,10 @@ class OwnComparison:
     def _start(self, seed: int) -> nn.Module:
         """The first model of a seed."""
         found = self.model if isinstance(self.model, nn.Module) else self.model(seed)
-        good, remedy = isinstance(found, nn.Module), "give a module, or a function of a seed"
-        check(good, "compare", f"model gives {found!r}, which is not a module", remedy)
+        check(
+            isinstance(found, nn.Module),
+            "compare",
+            f"model gives {found!r}, which is not a module",
+            "give a module, or a function of a seed",
+        )
         return found

@@ -223,8 +223,13 @@ def seconds_in_all(
     quiet = partial(train, progress=False, evaluate_every=ROUNDS)
     result = quiet(model, few, everyone, rounds=ROUNDS, seed=0)
     warm = result.timings[1:]  # the first round plans noise and warms caches
-    remedy = "raise the budgets, or plan less"
-    check(bool(warm), "timing", "nobody can afford a round", remedy, PrivacyRefusal)
+    check(
+        bool(warm),
+        "timing",
+        "nobody can afford a round",
+        "raise the budgets, or plan less",
+        PrivacyRefusal,
+    )
     stages = ("open", "clients", "close")
     opened, clients, closed = (statistics.mean(line[name] for line in warm) for name in stages)
     heard = strategy.selection.rate(len(federation.ids)) * len(federation.ids)

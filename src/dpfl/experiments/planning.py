@@ -67,12 +67,20 @@ def describe(
     own = {"federation": federation, "model": model, "strategy": strategy, "rounds": rounds}
     given = [name for name, value in own.items() if value is not None]
     if experiment is not None:
-        problem = f"was given an experiment and {', '.join(given)}"
-        check(not given, "describe", problem, "give an experiment, or a federation of your own")
+        check(
+            not given,
+            "describe",
+            f"was given an experiment and {', '.join(given)}",
+            "give an experiment, or a federation of your own",
+        )
         return describe_experiment(Experiment.from_options(values_of(experiment)), path_of(data))
     lacking = [name for name in own if name not in given]
-    remedy = "give an experiment, or federation, model, strategy and rounds"
-    check(not lacking, "describe", f"lacks {', '.join(lacking)}", remedy)
+    check(
+        not lacking,
+        "describe",
+        f"lacks {', '.join(lacking)}",
+        "give an experiment, or federation, model, strategy and rounds",
+    )
     whole_number("describe", "rounds", rounds, most=MOST_ROUNDS)
     arguments: Any = {**own, "model": copy.deepcopy(model)}
     with closing(Ledger.create(":memory:", "plan")) as ledger:

@@ -114,14 +114,25 @@ def _channel(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return kappa_i and zeta_i as arrays; what is not a channel is refused."""
     kappas, zetas = (np.asarray(values, dtype=np.float64) for values in (strengths, artificial))
-    remedy = "give the gains of at least two clients"
-    check(kappas.ndim == 1 and len(kappas) >= 2, "channel", f"{kappas.size} client(s)", remedy)
-    heard = bool(np.all(np.isfinite(kappas) & (kappas > 0)))
-    check(heard, "channel", "a strength is not a positive number", UNHEARD)
+    check(
+        kappas.ndim == 1 and len(kappas) >= 2,
+        "channel",
+        f"{kappas.size} client(s)",
+        "give the gains of at least two clients",
+    )
+    check(
+        bool(np.all(np.isfinite(kappas) & (kappas > 0))),
+        "channel",
+        "a strength is not a positive number",
+        UNHEARD,
+    )
     same = zetas.shape == kappas.shape
-    spare = same and not np.any((zetas < -1e-12) | (zetas + kappas.min() / kappas > 1 + 1e-9))
-    problem = "artificial noise exceeds the power that is left"
-    check(spare, "channel", problem, "keep gamma_i + zeta_i at most 1")
+    check(
+        same and not np.any((zetas < -1e-12) | (zetas + kappas.min() / kappas > 1 + 1e-9)),
+        "channel",
+        "artificial noise exceeds the power that is left",
+        "keep gamma_i + zeta_i at most 1",
+    )
     return kappas, zetas
 
 
@@ -197,8 +208,12 @@ def plan_power(
         check(0 < value < 1, "plan", f"{name} = {value}", "give a number between 0 and 1")
     not_negative("plan", receiver_noise=receiver_noise)
     one_of("plan", ("tight", "paper"), accounting=accounting)
-    loud = all(math.isfinite(gain) and gain > 0 for gain in gains)
-    check(loud, "plan", "a channel gain is not a positive number", UNHEARD)
+    check(
+        all(math.isfinite(gain) and gain > 0 for gain in gains),
+        "plan",
+        "a channel gain is not a positive number",
+        UNHEARD,
+    )
     kappas = power * np.asarray(gains, dtype=np.float64) ** 2
     _channel(kappas.tolist(), [0.0] * len(kappas))
     check_projection(kind, 1, parameters, sparsity)
@@ -206,9 +221,13 @@ def plan_power(
     if accounting == "paper":
         least, stretch = smallest_jl_dimension(len(kappas), failure, distortion), 1 + distortion
         why = f"below {least} dimensions no norm is kept"
-    few = f"{parameters} parameters are fewer than the {least} dimensions that keep norms"
-    remedy = "use accounting = 'tight', which clips after the projection"
-    check(parameters >= least, "plan", few, remedy, PrivacyRefusal)
+    check(
+        parameters >= least,
+        "plan",
+        f"{parameters} parameters are fewer than the {least} dimensions that keep norms",
+        "use accounting = 'tight', which clips after the projection",
+        PrivacyRefusal,
+    )
     weakest, named = float(kappas.min()), adjacency_named(adjacency)
     needed, reached = _composed(target, rounds, delta, named, weakest, stretch)
     spare, missing = float((kappas - weakest).sum()), needed - receiver_noise  # Omega
@@ -217,8 +236,11 @@ def plan_power(
     if dimension < least:
         smallest = 1000 * reached(receiver_noise + spare / least)
         known = f"{math.ceil(smallest) / 1000:.3f}" if math.isfinite(smallest) else "infinite"
-        remedy = f"the smallest feasible epsilon for this channel is {known}"
-        raise PrivacyRefusal("plan", f"no plan reaches epsilon = {target:g}: {why}", remedy)
+        raise PrivacyRefusal(
+            "plan",
+            f"no plan reaches epsilon = {target:g}: {why}",
+            f"the smallest feasible epsilon for this channel is {known}",
+        )
     zetas = _filled(kappas, max(0.0, missing) * dimension)
     arriving = receiver_noise + float(zetas @ kappas) / dimension
     loss |= {"sparsity": sparsity, "receiver_noise": receiver_noise}

@@ -67,10 +67,18 @@ def private_search(
     experiment's noise is seeded. ``data_folder`` is where data sets lie that do not ship with dpfl.
     """
     for name in over:
-        problem, remedy = f"'{name}' is not a setting of a method", "search method.lr, method.clip"
-        check(name.startswith("method."), "search", problem, remedy)
-    problem, remedy = "[accounted] is a metric of a single run", "leave it out: runs are scored"
-    check("accounted" not in base, "search", problem, remedy)
+        check(
+            name.startswith("method."),
+            "search",
+            f"'{name}' is not a setting of a method",
+            "search method.lr, method.clip",
+        )
+    check(
+        "accounted" not in base,
+        "search",
+        "[accounted] is a metric of a single run",
+        "leave it out: runs are scored",
+    )
     check_settings(over, [method])
     study = Sweep.from_dict(
         {
@@ -155,10 +163,13 @@ def _search_cost(
         own = [history[client] for history in histories]
         found[client] = search_spend_of(own, delta, adjacency=Adjacency.ZERO_OUT, runs=runs)
         value = found[client].epsilon
-        problem = f"would cost '{client}' an epsilon of {shown(value)}, more than {most_epsilon}"
-        good = most_epsilon is None or value <= most_epsilon
-        remedy = "search with fewer runs on average, or with smaller budgets for each run"
-        check(good, "search", problem, remedy, PrivacyRefusal)
+        check(
+            most_epsilon is None or value <= most_epsilon,
+            "search",
+            f"would cost '{client}' an epsilon of {shown(value)}, more than {most_epsilon}",
+            "search with fewer runs on average, or with smaller budgets for each run",
+            PrivacyRefusal,
+        )
     return found
 
 

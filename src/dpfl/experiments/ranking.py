@@ -83,11 +83,19 @@ def standings(cells: Sequence[CellResult]) -> list[Standing]:
     their number. Scores of one common model and of clients' own models are ranked apart.
     """
     seeds = {tuple(run.seed for run in cell.runs) for cell in cells}
-    problem, remedy = "methods were run with different seeds", "run all with the same seeds"
-    check(len(seeds) <= 1, "comparison", problem, remedy)
+    check(
+        len(seeds) <= 1,
+        "comparison",
+        "methods were run with different seeds",
+        "run all with the same seeds",
+    )
     metrics = sorted({run.metric for cell in cells for run in cell.runs})
-    problem, remedy = f"runs are scored by {' and '.join(metrics)}", "score all by one metric"
-    check(len(metrics) <= 1, "comparison", problem, remedy)
+    check(
+        len(metrics) <= 1,
+        "comparison",
+        f"runs are scored by {' and '.join(metrics)}",
+        "score all by one metric",
+    )
     plain = [Standing(label=cell.label, runs=cell.runs) for cell in cells]
     groups: dict[tuple[Promise, str], list[Standing]] = {}
     for one in plain:

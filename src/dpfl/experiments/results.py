@@ -241,14 +241,20 @@ class StudyResult:
             place /= "results.json"
         try:
             values = parsed(place.read_text())
-            good = isinstance(values, dict) and values.get("format") == RESULTS_FORMAT
-            check(good, str(place), "holds no results of a study", remedy, FolderError)
+            check(
+                isinstance(values, dict) and values.get("format") == RESULTS_FORMAT,
+                str(place),
+                "holds no results of a study",
+                remedy,
+                FolderError,
+            )
             found = cls.from_dict(values)
             check_types(found)
             return found
         except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-            problem = f"cannot be read ({read_problem(error)})"
-            raise FolderError(str(place), problem, remedy) from error
+            raise FolderError(
+                str(place), f"cannot be read ({read_problem(error)})", remedy
+            ) from error
 
 
 def _known(kind: type[Any], values: Mapping[str, Any]) -> Plain:

@@ -19,8 +19,12 @@ def values_of(experiment: Source) -> Plain:
         return experiment.to_dict()
     if isinstance(experiment, Mapping):
         return dict(experiment)
-    good, remedy = isinstance(experiment, Path | str), "give an Experiment, a TOML file or a dict"
-    check(good, "experiment", f"{experiment!r} is not an experiment", remedy)
+    check(
+        isinstance(experiment, Path | str),
+        "experiment",
+        f"{experiment!r} is not an experiment",
+        "give an Experiment, a TOML file or a dict",
+    )
     return read_toml(Path(experiment))
 
 
@@ -33,16 +37,24 @@ def seed_list(seeds: int | Sequence[int]) -> list[int]:
     if isinstance(seeds, int):
         return list(range(whole_number("seeds", "seeds", seeds)))
     found = [whole_number("seeds", "seed", seed, least=0) for seed in seeds]
-    good = bool(found) and len(set(found)) == len(found)
-    check(good, "seeds", f"{found} repeats a seed, or names none", "name each seed once")
+    check(
+        bool(found) and len(set(found)) == len(found),
+        "seeds",
+        f"{found} repeats a seed, or names none",
+        "name each seed once",
+    )
     return found
 
 
 def method_list(where: str, methods: Sequence[str]) -> list[str]:
     """Return the names of ``methods``; ``where`` names the function in messages."""
     names = [methods] if isinstance(methods, str) else list(methods)
-    good = bool(names) and all(isinstance(name, str) for name in names)
-    check(good, where, f"methods = {methods!r} names no method", "give a list of names")
+    check(
+        bool(names) and all(isinstance(name, str) for name in names),
+        where,
+        f"methods = {methods!r} names no method",
+        "give a list of names",
+    )
     return names
 
 

@@ -72,8 +72,12 @@ def compare(
     own = {"federation": federation, "model": model, "strategies": strategies, "rounds": rounds}
     given = [name for name, value in own.items() if value is not None]
     if experiment is not None:
-        problem = f"was given an experiment and {', '.join(given)}"
-        check(not given, "compare", problem, "give an experiment, or a federation of your own")
+        check(
+            not given,
+            "compare",
+            f"was given an experiment and {', '.join(given)}",
+            "give an experiment, or a federation of your own",
+        )
         values, numbers = values_of(experiment), seed_list(seeds)
         names = method_list("compare", methods)
         names = with_baselines(names) if baselines else names
@@ -81,8 +85,12 @@ def compare(
             more: Any = {"seeds": numbers, "settings": settings, "store": store}
             return _written(studies.compare(values, names, **more), store, folder)
     lacking = [name for name in own if name not in given]
-    remedy = "give an experiment and methods, or federation, model, strategies and rounds"
-    check(not lacking, "compare", f"lacks {', '.join(lacking)}", remedy)
+    check(
+        not lacking,
+        "compare",
+        f"lacks {', '.join(lacking)}",
+        "give an experiment and methods, or federation, model, strategies and rounds",
+    )
     arguments: Any = own
     comparison = OwnComparison(**arguments, seeds=seed_list(seeds), workers=workers)
     with _store("compare", comparison.base, folder, None, workers, progress) as store:
@@ -172,9 +180,13 @@ def _store(
         else:
             kept = Path(folder) / "kept"
             if (Path(folder) / "results.json").exists():
-                same = StudyResult.read(Path(folder)).study.get("base") == base
-                problem = "holds the results of another experiment"
-                check(same, str(folder), problem, "give another folder", FolderError)
+                check(
+                    StudyResult.read(Path(folder)).study.get("base") == base,
+                    str(folder),
+                    "holds the results of another experiment",
+                    "give another folder",
+                    FolderError,
+                )
         update = stack.enter_context(progress_bar(title, "", None, quiet=not progress))
         yield RunStore(
             kept=kept,

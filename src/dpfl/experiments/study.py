@@ -72,11 +72,19 @@ class Sweep(TomlFile):
         check_tables(self.base, f"{where}, [base]")
         if self.tune is not None:
             for name in sorted(set(self.tune.at) - set(self.vary)):
-                remedy = did_you_mean(name, self.vary)
-                check(False, f"{where}, [tune] at", f"'{name}' does not vary", remedy)
+                check(
+                    False,
+                    f"{where}, [tune] at",
+                    f"'{name}' does not vary",
+                    did_you_mean(name, self.vary),
+                )
             for seed in sorted(set(self.tune.seeds) & set(self.seeds)):
-                problem = f"seed {seed} is also a final one"
-                check(False, f"{where}, [tune] seeds", problem, "tune with other seeds")
+                check(
+                    False,
+                    f"{where}, [tune] seeds",
+                    f"seed {seed} is also a final one",
+                    "tune with other seeds",
+                )
         for case, label in self.cells():
             for tuned in self.tunable(label):
                 self.experiment(case, label, tuned, self.seeds[0]).check()
@@ -88,18 +96,32 @@ class Sweep(TomlFile):
         results of another study above all, is refused and left as it is.
         """
         where, remedy = str(folder), "give another --out; runs that are kept are not repeated"
-        free = folder.is_dir() or not folder.exists()
-        check(free, where, "is a file", "give another --out", FolderError)
+        check(
+            folder.is_dir() or not folder.exists(),
+            where,
+            "is a file",
+            "give another --out",
+            FolderError,
+        )
         with hold_folder(folder):
             file = folder / "study.toml"
             if file.exists():
-                same = file.read_bytes() == self.to_toml().encode()
-                problem = "already holds another comparison, sweep or search"
-                check(same, where, problem, remedy, FolderError)
+                check(
+                    file.read_bytes() == self.to_toml().encode(),
+                    where,
+                    "already holds another comparison, sweep or search",
+                    remedy,
+                    FolderError,
+                )
                 return
             ours = {".lock", "study.toml.new"}  # left by a command that was killed before it began
-            empty = all(entry.name in ours for entry in folder.iterdir())
-            check(empty, where, "is not empty", remedy, FolderError)
+            check(
+                all(entry.name in ours for entry in folder.iterdir()),
+                where,
+                "is not empty",
+                remedy,
+                FolderError,
+            )
             write_safely(file, self.to_toml().encode())
 
     def cases(self) -> list[Values]:
@@ -212,7 +234,8 @@ def set_fields(values: Plain, fields: Values) -> Plain:
     result = dict(values)
     for field, value in fields.items():
         section, dot, name = field.partition(".")
-        remedy = "write for instance budgets.epsilon"
-        check(bool(dot), f"field '{field}'", "names no section", remedy)
+        check(
+            bool(dot), f"field '{field}'", "names no section", "write for instance budgets.epsilon"
+        )
         result[section] = {**result.get(section, {}), name: value}
     return result

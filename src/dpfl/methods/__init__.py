@@ -29,9 +29,12 @@ class Methods(Mapping[str, Method]):
         found: dict[str, Method] = {}
         for source, declared in _sources():
             for one in declared:
-                where, remedy = f"method '{one.name}'", "rename one of the two"
-                good = found.setdefault(one.name, one) is one
-                check(good, where, f"comes twice, once from {source}", remedy)
+                check(
+                    found.setdefault(one.name, one) is one,
+                    f"method '{one.name}'",
+                    f"comes twice, once from {source}",
+                    "rename one of the two",
+                )
         return dict(sorted(found.items()))
 
     def __getitem__(self, name: str) -> Method:

@@ -72,8 +72,12 @@ class PersonalHead(Personal):
         """Put the client's head on the shared body; before the first round, the one that everybody
         starts with.
         """
-        problem = "the model has one layer, so there is no body to share"
-        check(layout.head.start > 0, "centaur", problem, "use a deeper one")
+        check(
+            layout.head.start > 0,
+            "centaur",
+            "the model has one layer, so there is no body to share",
+            "use a deeper one",
+        )
         merged = shared.clone()
         if private is not None:
             merged[layout.head] = private

@@ -109,9 +109,12 @@ Project = Literal["every_step", "once"]
 
 def _dp_fed(name: str, work: ClientWork, project: Project, *denoise: Denoiser) -> Strategy:
     one_of(name, ("every_step", "once"), project=project)
-    problem = "project = 'every_step' holds updates within the first clip, so it could not grow"
-    good = work.target_quantile is None or project == "once"
-    check(good, name, problem, "give project = 'once' beside a target_quantile")
+    check(
+        work.target_quantile is None or project == "once",
+        name,
+        "project = 'every_step' holds updates within the first clip, so it could not grow",
+        "give project = 'once' beside a target_quantile",
+    )
     return Strategy(
         name=name,
         unit=Unit.CLIENT,

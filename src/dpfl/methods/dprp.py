@@ -76,12 +76,19 @@ class RandomProjection(Stage):
 
     def __post_init__(self) -> None:
         self._check(max(1, self.dimension))
-        given = f"distortion = {self.distortion}, failure = {self.failure}"
-        good = 0 < self.distortion < 1 and 0 < self.failure < 1
-        check(good, "projection", given, "give numbers between 0 and 1")
-        bounded = self.projection != "fourier" or self.clip_after
-        problem = "nothing bounds a Fourier projection's norm"
-        check(bounded, "projection", problem, "use clip_after", PrivacyRefusal)
+        check(
+            0 < self.distortion < 1 and 0 < self.failure < 1,
+            "projection",
+            f"distortion = {self.distortion}, failure = {self.failure}",
+            "give numbers between 0 and 1",
+        )
+        check(
+            self.projection != "fourier" or self.clip_after,
+            "projection",
+            "nothing bounds a Fourier projection's norm",
+            "use clip_after",
+            PrivacyRefusal,
+        )
 
     def _check(self, length: int) -> None:
         projections.check_projection(self.projection, self.dimension, length, self.sparsity)
@@ -94,9 +101,13 @@ class RandomProjection(Stage):
         if not self.clip_after:
             known = (terms.population, self.failure, self.distortion)
             least = projections.smallest_jl_dimension(*known)
-            problem = f"the Johnson-Lindenstrauss bound begins at {least}, not {self.dimension}"
-            remedy = "use clip_after, or more dimensions"
-            check(self.dimension >= least, "projection", problem, remedy, PrivacyRefusal)
+            check(
+                self.dimension >= least,
+                "projection",
+                f"the Johnson-Lindenstrauss bound begins at {least}, not {self.dimension}",
+                "use clip_after, or more dimensions",
+                PrivacyRefusal,
+            )
         return {"length": torch.tensor([layout.size])}
 
     def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:

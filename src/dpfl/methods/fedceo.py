@@ -83,8 +83,12 @@ class LowRank(Plug):
             one_of("fedceo", ("auto",), coefficient=self.coefficient)
         else:
             positive("fedceo", coefficient=self.coefficient)
-        good = math.isfinite(self.growth) and self.growth >= 1
-        check(good, "fedceo", f"growth = {self.growth}", "give 1 or more")
+        check(
+            math.isfinite(self.growth) and self.growth >= 1,
+            "fedceo",
+            f"growth = {self.growth}",
+            "give 1 or more",
+        )
         if self.layers != "all":
             whole_number("fedceo", "layers ('all', or the last so many)", self.layers)
 
@@ -92,8 +96,12 @@ class LowRank(Plug):
         """Take noise and cohort of the terms; refuse a threshold that grows beyond all numbers."""
         coefficient = 1.0 if isinstance(self.coefficient, str) else self.coefficient
         largest = terms.rounds / self.interval * math.log(self.growth) - math.log(coefficient)
-        problem = f"growth = {self.growth} makes a threshold beyond all numbers"
-        check(largest <= 600, "fedceo", problem, "let it grow less, or raise the coefficient")
+        check(
+            largest <= 600,
+            "fedceo",
+            f"growth = {self.growth} makes a threshold beyond all numbers",
+            "let it grow less, or raise the coefficient",
+        )
         return super().resolve(terms)
 
     @property

@@ -94,8 +94,12 @@ class PublicProjection(RowDenoiser):
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Remember who is public."""
         largest = max(block.size for block in layout)
-        problem = f"k = {self.k} is more than any tensor has ({largest})"
-        check(self.k <= largest, "pfa", problem, "give a smaller k")
+        check(
+            self.k <= largest,
+            "pfa",
+            f"k = {self.k} is more than any tensor has ({largest})",
+            "give a smaller k",
+        )
         return _public_state(terms)
 
     def __call__(self, state: PlugState, rows: Rows, round_: int) -> PlugOutput:

@@ -107,8 +107,11 @@ class BiasVarianceWeights(Weights):
 
     def by_clients(self) -> EnrolledWeights | None:
         """Refuse: they need single uploads."""
-        problem, remedy = "its weights need single uploads", "use preconditioned_sum"
-        raise ConfigurationError("secure sum of 'preconditioned'", problem, remedy)
+        raise ConfigurationError(
+            "secure sum of 'preconditioned'",
+            "its weights need single uploads",
+            "use preconditioned_sum",
+        )
 
 
 def _signal(claims: Claims, whole: bool) -> float:

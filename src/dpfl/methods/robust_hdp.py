@@ -109,8 +109,12 @@ class NoiseAwareWeights(Weights):
         there, oracle = rows.ne(0).any(dim=1), self.needs_true_noise
         names = [f"{TRUE_NOISE}{client}" if oracle else client for client in ids]
         known = all(name in state for name in names)
-        problem = "estimator = 'oracle' knows the clients' true noise"
-        check(known or not oracle, "robust_hdp", problem, "use it in a simulation only")
+        check(
+            known or not oracle,
+            "robust_hdp",
+            "estimator = 'oracle' knows the clients' true noise",
+            "use it in a simulation only",
+        )
         if oracle or (known and (self.refresh is None or round_ % self.refresh != 0)):
             estimates = torch.stack([state[name] for name in names]).flatten().to(torch.float64)
         else:

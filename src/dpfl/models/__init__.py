@@ -83,8 +83,12 @@ def make_model(
     where, tokens = f"model '{name}'", isinstance(inputs, Tokens)
     have, want = ("tokens", "numbers") if tokens else ("numbers", "tokens")
     fitting = TEXT_MODELS if tokens else MODELS
-    remedy = f"choose one of {', '.join(sorted(fitting))}"
-    check(name in fitting, where, f"reads {want}, and the data are {have}", remedy)
+    check(
+        name in fitting,
+        where,
+        f"reads {want}, and the data are {have}",
+        f"choose one of {', '.join(sorted(fitting))}",
+    )
     build = partial(MODELS.get(name, networks.logistic), shape, classes, hidden)
     if isinstance(inputs, Tokens):
         build = partial(TEXT_MODELS[name], inputs.vocabulary, classes, hidden)
@@ -96,6 +100,8 @@ def make_model(
             torch.default_generator.manual_seed(seed.value % 2**63)  # models are built on the CPU
             return build()
     except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-        problem = f"cannot take records of shape {shape}, {classes} classes and hidden = {hidden}"
-        remedy = "choose another model: logistic and mlp take any shape"
-        raise ConfigurationError(where, problem, remedy) from error
+        raise ConfigurationError(
+            where,
+            f"cannot take records of shape {shape}, {classes} classes and hidden = {hidden}",
+            "choose another model: logistic and mlp take any shape",
+        ) from error

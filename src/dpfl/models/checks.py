@@ -63,9 +63,12 @@ def check_model(
     Traceback (most recent call last):
     dpfl.core.errors.ConfigurationError: model: has no parameters; give a model that can be trained
     """
-    read = type(inputs) in get_args(Inputs)
-    problem = f"records are read by a {type(inputs).__name__}, which may mix them"
-    check(read, "federation", problem, "use Numbers, Pixels or Tokens")
+    check(
+        type(inputs) in get_args(Inputs),
+        "federation",
+        f"records are read by a {type(inputs).__name__}, which may mix them",
+        "use Numbers, Pixels or Tokens",
+    )
     for name, module in model.named_modules():
         _check_layer(f"model layer '{name}'", module)
     _check_parameters(model)
@@ -79,45 +82,72 @@ def check_model(
         raise
     except Exception as error:
         what = "tokens" if isinstance(inputs, Tokens) else "records"
-        problem = f"does not accept {what} of shape {shape} ({error!s:.200})"
-        raise ConfigurationError("model", problem, "fit the model to the data") from error
+        raise ConfigurationError(
+            "model",
+            f"does not accept {what} of shape {shape} ({error!s:.200})",
+            "fit the model to the data",
+        ) from error
     try:
         with nothing_written(model):
             try_losses(outputs, task, target_shape)
     except DpflError:
         raise
     except Exception as error:
-        problem = f"its loss fails on outputs of shape {tuple(outputs.shape)} ({error!s:.200})"
-        raise ConfigurationError("task", problem, "fit the loss to model and targets") from error
+        raise ConfigurationError(
+            "task",
+            f"its loss fails on outputs of shape {tuple(outputs.shape)} ({error!s:.200})",
+            "fit the loss to model and targets",
+        ) from error
 
 
 def _check_layer(where: str, module: nn.Module) -> None:
     """Refuse a layer that mixes records, and an adapter whose base is trained beside it."""
     constant = not module.training and getattr(module, "running_mean", None) is not None
     problem = "mixes the records of a batch and keeps their statistics, which nobody charges"
-    remedy = (
+    check(
+        constant or not keeps_statistics(module),
+        where,
+        f"{type(module).__name__} {problem}",
         "call .eval() on the layer to keep its statistics as they are, or replace it: "
-        "dpfl.models.replace_batch_norm(model)"
+        "dpfl.models.replace_batch_norm(model)",
     )
-    good = constant or not keeps_statistics(module)
-    check(good, where, f"{type(module).__name__} {problem}", remedy)
     # It would show which tokens there are, without any noise.
     renormalised = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm
-    problem = "has a max_norm, by which every token in a batch is written into the weights"
-    check(not renormalised, where, problem, "leave max_norm out")
+    check(
+        not renormalised,
+        where,
+        "has a max_norm, by which every token in a batch is written into the weights",
+        "leave max_norm out",
+    )
     base = getattr(module, "base_layer", None)
     if isinstance(base, nn.Module) and hasattr(module, "adapter_layer_names"):
         free = [name for name in trainable(base) if name.rpartition(".")[2] != "bias"]
-        problem = f"is an adapter whose base is trainable ({', '.join(free)})"
-        check(not free, where, problem, "freeze the base: layer.base_layer.requires_grad_(False)")
+        check(
+            not free,
+            where,
+            f"is an adapter whose base is trainable ({', '.join(free)})",
+            "freeze the base: layer.base_layer.requires_grad_(False)",
+        )
 
 
 def _check_parameters(model: nn.Module) -> None:
-    some = next(model.parameters(), None) is not None
-    check(some, "model", "has no parameters", "give a model that can be trained")
+    check(
+        next(model.parameters(), None) is not None,
+        "model",
+        "has no parameters",
+        "give a model that can be trained",
+    )
     learned = trainable(model)
-    remedy = "set requires_grad on the parameters to be learned"
-    check(bool(learned), "model", "has frozen parameters only", remedy)
+    check(
+        bool(learned),
+        "model",
+        "has frozen parameters only",
+        "set requires_grad on the parameters to be learned",
+    )
     for name, parameter in learned.items():
-        where, single = f"model parameter '{name}'", parameter.dtype is torch.float32
-        check(single, where, f"is {parameter.dtype}", "use float32: model.float()")
+        check(
+            parameter.dtype is torch.float32,
+            f"model parameter '{name}'",
+            f"is {parameter.dtype}",
+            "use float32: model.float()",
+        )

@@ -37,13 +37,19 @@ def with_features(federation: Federation, features: nn.Module | None) -> Federat
         pairs = (own.features, shard.features), (own.test_features, shard.test_features)
         for raw, featured in pairs:
             x = featured[torch.isfinite(raw).flatten(1).all(dim=1)]
-            good = bool(torch.isfinite(x).all())
-            problem, remedy = "has features that are not finite numbers", "check its records"
-            check_data(good, f"client '{client}'", problem, remedy)
+            check_data(
+                bool(torch.isfinite(x).all()),
+                f"client '{client}'",
+                "has features that are not finite numbers",
+                "check its records",
+            )
             longest = float(torch.linalg.vector_norm(x, dim=1).max()) if len(x) else 0.0
-            problem = f"has features of norm {longest:.4g}, beyond the declared {bound:g}"
-            good = longest <= bound * (1 + 1e-4)
-            check_data(good, f"client '{client}'", problem, "let the map keep its bound")
+            check_data(
+                longest <= bound * (1 + 1e-4),
+                f"client '{client}'",
+                f"has features of norm {longest:.4g}, beyond the declared {bound:g}",
+                "let the map keep its bound",
+            )
     return replace(federation, shards=shards, inputs=NUMBERS)
 
 

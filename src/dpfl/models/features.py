@@ -58,8 +58,12 @@ def make_features(name: str, shape: Shape, inputs: Inputs = NUMBERS) -> FeatureM
     found = FEATURES[name]
     fitting = ", ".join(key for key, other in FEATURES.items() if other.fits(shape, inputs))
     what = "tokens" if isinstance(inputs, Tokens) else "numbers"
-    problem = f"cannot take {what} of shape {shape}"
-    check(found.fits(shape, inputs), f"features '{name}'", problem, f"choose one of {fitting}")
+    check(
+        found.fits(shape, inputs),
+        f"features '{name}'",
+        f"cannot take {what} of shape {shape}",
+        f"choose one of {fitting}",
+    )
     return found(shape, inputs)
 
 
@@ -75,9 +79,12 @@ def auto_features(shape: Shape, inputs: Inputs, signal: float | None) -> str:
     """
     choices = _by_signal(shape, inputs)
     names = ", ".join(name for _, name in choices)
-    known = signal is not None or len(choices) == 1
-    problem = "'auto' depends on budgets and numbers of records, which are not known here"
-    check(known, "features", problem, f"name one of {names}")
+    check(
+        signal is not None or len(choices) == 1,
+        "features",
+        "'auto' depends on budgets and numbers of records, which are not known here",
+        f"name one of {names}",
+    )
     return max(choice for choice in choices if choice[0] <= (signal or 0.0))[1]
 
 

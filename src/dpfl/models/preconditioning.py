@@ -134,8 +134,11 @@ def linear_head(
     if isinstance(features, FeatureMap):
         size, kind = size or features.size, kind or features.kind
     if size is None or kind is None:
-        remedy = "give size and kind, as for linear_head(backbone, 10, size=512, kind='images')"
-        raise ConfigurationError("linear head", "features without a size or a kind", remedy)
+        raise ConfigurationError(
+            "linear head",
+            "features without a size or a kind",
+            "give size and kind, as for linear_head(backbone, 10, size=512, kind='images')",
+        )
     whole_number("linear head", "size", size)
     whole_number("linear head", "classes", classes, least=2)
     one_of("linear head", ("images", "tables", "text"), kind=kind)

@@ -18,8 +18,9 @@ def read_weights(path: Path) -> bytes:
     try:
         return content_of(path)
     except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-        raise ConfigurationError(f"weights {path}", problem, "check the path") from error
+        raise ConfigurationError(
+            f"weights {path}", f"cannot be read ({error.strerror})", "check the path"
+        ) from error
 
 
 def load_weights(model: nn.Module, path: Path | str, sha256: str | None = None) -> set[str]:
@@ -30,22 +31,29 @@ def load_weights(model: nn.Module, path: Path | str, sha256: str | None = None) 
     public: no budget is charged for what they were made of. Returns the names.
     """
     where, content = f"weights {path}", read_weights(Path(path))
-    same = sha256 in (None, hashlib.sha256(content).hexdigest())
-    remedy = "give back the file, or leave weights_sha256 out to start from this one"
-    check(same, where, "has changed: its digest is not the one on record", remedy)
+    check(
+        sha256 in (None, hashlib.sha256(content).hexdigest()),
+        where,
+        "has changed: its digest is not the one on record",
+        "give back the file, or leave weights_sha256 out to start from this one",
+    )
     try:
         found = load(content)
     except SafetensorError as error:
-        problem = f"is not a .safetensors file ({error})"
-        raise ConfigurationError(where, problem, "save it with safetensors") from error
+        raise ConfigurationError(
+            where, f"is not a .safetensors file ({error})", "save it with safetensors"
+        ) from error
     own = model.state_dict()
     for name, tensor in found.items():
         if name not in own:
-            near = _nearest(name, own)
-            raise ConfigurationError(where, f"'{name}' is not in the model", near)
+            raise ConfigurationError(where, f"'{name}' is not in the model", _nearest(name, own))
         shapes = tuple(tensor.shape), tuple(own[name].shape)
-        problem = f"'{name}' has shape {shapes[0]}, and the model's has {shapes[1]}"
-        check(shapes[0] == shapes[1], where, problem, "leave it out of the file, or fit the model")
+        check(
+            shapes[0] == shapes[1],
+            where,
+            f"'{name}' has shape {shapes[0]}, and the model's has {shapes[1]}",
+            "leave it out of the file, or fit the model",
+        )
     model.load_state_dict(found, strict=False)
     return set(found)
 
@@ -72,8 +80,9 @@ def freeze(model: nn.Module, prefixes: Iterable[str]) -> set[str]:
         if not names:
             parts = [name.split(".") for name in parameters]
             known = {".".join(part[:n]) for part in parts for n in range(1, len(part) + 1)}
-            problem = f"'{prefix}' begins the name of no parameter"
-            raise ConfigurationError("freeze", problem, _nearest(prefix, known))
+            raise ConfigurationError(
+                "freeze", f"'{prefix}' begins the name of no parameter", _nearest(prefix, known)
+            )
         frozen |= names
     for name in frozen:
         parameters[name].requires_grad_(False)

@@ -36,9 +36,12 @@ def nothing_written(model: nn.Module) -> Iterator[None]:
     ]
     for name in written:
         after[name].copy_(before[name])
-    where = f"model parameter '{next(iter(written), '')}'"
-    problem = "changes when the model is applied, so that records would stay in it without noise"
-    check(not written, where, problem, "leave that out, or keep it in a buffer, which stays as is")
+    check(
+        not written,
+        f"model parameter '{next(iter(written), '')}'",
+        "changes when the model is applied, so that records would stay in it without noise",
+        "leave that out, or keep it in a buffer, which stays as is",
+    )
 
 
 def _apart(old: Tensor, new: Tensor) -> bool:
@@ -63,9 +66,13 @@ def try_losses(outputs: Tensor, task: Task, target_shape: tuple[int, ...]) -> No
         losses = task.losses(some, targets)
         for i in range(0, count, max(1, count // 16)):
             alone = task.losses(some[i : i + 1], targets[i : i + 1])
-            remedy, problem = "compute each record's loss from that record alone", "gives a record "
-            apart = _apart(losses[i : i + 1], alone)
-            check(apart, "task", f"{problem}another loss when others are there", remedy)
+            problem = "gives a record "
+            check(
+                _apart(losses[i : i + 1], alone),
+                "task",
+                f"{problem}another loss when others are there",
+                "compute each record's loss from that record alone",
+            )
 
 
 def _moved(model: nn.Module) -> dict[str, Tensor]:
@@ -89,10 +96,18 @@ def try_records(model: nn.Module, shape: tuple[int, ...], task: Task, inputs: In
     records, others = _made_up(inputs, shape, count)
     written = records._version  # torch counts what writes to a tensor or to a view of it
     given = _scores(model, {}, records, task)
-    problem, remedy = "writes into the records that it is given", "let no first layer be in place"
-    check(records._version == written, "model", problem, remedy)
-    problem = "gives scores that are not finite for made-up records"
-    check(bool(torch.isfinite(given).all()), "model", problem, "check its layers")
+    check(
+        records._version == written,
+        "model",
+        "writes into the records that it is given",
+        "let no first layer be in place",
+    )
+    check(
+        bool(torch.isfinite(given).all()),
+        "model",
+        "gives scores that are not finite for made-up records",
+        "check its layers",
+    )
     remembered = _attributes(model)
     moved = _moved(model)
     if not bool(torch.isfinite(_scores(model, moved, records, task)).all()):
@@ -104,14 +119,21 @@ def try_records(model: nn.Module, shape: tuple[int, ...], task: Task, inputs: In
     most = min(_LARGE, _MOST_NUMBERS // max(1, given[0].numel(), records[0].numel()))
     if most > count:
         pairs = chain(pairs, _large(scores, *_made_up(inputs, shape, most), alone=alone))
-    apart = all(_apart(old, new) for old, new in pairs)
-    check(apart, "model", f"{problem}, so no record can be clipped on its own", remedy)
+    check(
+        all(_apart(old, new) for old, new in pairs),
+        "model",
+        f"{problem}, so no record can be clipped on its own",
+        remedy,
+    )
     for name, value in _attributes(model).items():
         same = name not in remembered or remembered[name].shape != value.shape
-        problem = "is another one with other records, and so keeps something of them"
-        remedy = "let the model keep nothing of its input from one batch to the next"
         same = same or torch.equal(remembered[name], value)
-        check(same, f"model attribute '{name}'", problem, remedy)
+        check(
+            same,
+            f"model attribute '{name}'",
+            "is another one with other records, and so keeps something of them",
+            "let the model keep nothing of its input from one batch to the next",
+        )
     return given
 
 

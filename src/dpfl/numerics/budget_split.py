@@ -35,16 +35,24 @@ class BudgetSplit:
             one_of("public split", SPLITS, public=self.rule)
         if self.rule == "threshold":
             positive("public split", public_threshold=self.threshold)
-        good, problem = 0 < self.fraction < 1, f"public_fraction = {self.fraction}"
-        check(good, "public split", problem, "give a share between 0 and 1")
+        check(
+            0 < self.fraction < 1,
+            "public split",
+            f"public_fraction = {self.fraction}",
+            "give a share between 0 and 1",
+        )
 
     def __call__(self, claims: Mapping[str, Claims]) -> frozenset[str]:
         """Return the public clients; at least one, and not everyone."""
         usable = {client: claim.epsilon for client, claim in claims.items() if claim.usable}
         if not isinstance(self.rule, str):
             found = set(self.rule)
-            problem = f"{sorted(found - claims.keys())} are not clients"
-            check(found <= claims.keys(), "public split", problem, "list ids of the federation")
+            check(
+                found <= claims.keys(),
+                "public split",
+                f"{sorted(found - claims.keys())} are not clients",
+                "list ids of the federation",
+            )
         elif self.rule == "top_fraction":
             count = max(1, round(self.fraction * len(claims)))
             found = set(sorted(usable, key=lambda client: (-usable[client], client))[:count])
@@ -52,9 +60,12 @@ class BudgetSplit:
             found = {client for client in usable if usable[client] >= (self.threshold or 0)}
         else:
             found = self._clustered(usable)
-        problem = f"makes {'everybody' if found else 'nobody'} public out of {len(claims)} clients"
-        remedy = "use top_fraction, a threshold between the budgets, or another method"
-        check(0 < len(found) < len(claims), "public split", problem, remedy)
+        check(
+            0 < len(found) < len(claims),
+            "public split",
+            f"makes {'everybody' if found else 'nobody'} public out of {len(claims)} clients",
+            "use top_fraction, a threshold between the budgets, or another method",
+        )
         return frozenset(found)
 
     def _clustered(self, usable: Mapping[str, float]) -> set[str]:
@@ -63,9 +74,12 @@ class BudgetSplit:
         """
         ids = sorted(usable)
         logs = np.log([[usable[client]] for client in ids])
-        differ = len(ids) >= 2 and np.ptp(logs) >= 1e-9
-        problem = "all claimed epsilons are equal, nothing tells public from private"
-        check(differ, "public split", problem, "use top_fraction, or another method")
+        check(
+            len(ids) >= 2 and np.ptp(logs) >= 1e-9,
+            "public split",
+            "all claimed epsilons are equal, nothing tells public from private",
+            "use top_fraction, or another method",
+        )
         # Start from the extremes: a start drawn at random can split one group in two.
         means = np.array([[logs.min()], [logs.max()]])
         if self.rule == "kmeans":

@@ -41,10 +41,12 @@ def closed_form_noise(
         grid = map(float, np.geomspace(1e-3, 1e4, 1621))
         rest = (delta, sampling_rate, rounds, sampling)
         covered = next((e for e in grid if _closed_form(e, *rest, points=2_001)), math.inf)
-        problem = f"no lambda meets the theorem's conditions for epsilon = {epsilon:g}"
         least = f"epsilon >= {math.ceil(covered * 100) / 100:.2f}" if covered < math.inf else "none"
-        remedy = f"for these rounds and this rate it covers {least}; or use dpfl.privacy.calibrate"
-        raise ConfigurationError("closed form", problem, remedy)
+        raise ConfigurationError(
+            "closed form",
+            f"no lambda meets the theorem's conditions for epsilon = {epsilon:g}",
+            f"for these rounds and this rate it covers {least}; or use dpfl.privacy.calibrate",
+        )
     return found * clip
 
 

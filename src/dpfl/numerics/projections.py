@@ -114,8 +114,12 @@ def check_projection(kind: str, numbers: int, length: int, sparsity: float) -> N
     """Refuse what is no projection."""
     one_of("projection", PROJECTIONS, kind=kind)
     whole_number("projection", "dimension", numbers)
-    problem = f"{numbers} numbers are more than the model's {length}"
-    check(numbers <= length, "projection", problem, "project onto fewer, or not at all")
+    check(
+        numbers <= length,
+        "projection",
+        f"{numbers} numbers are more than the model's {length}",
+        "project onto fewer, or not at all",
+    )
     check(1 <= sparsity < math.inf, "projection", f"sparsity = {sparsity}", "give 1 or more")
 
 

@@ -74,5 +74,9 @@ def noise_gain(length: int, smoothing: float) -> float:
 def check_smoothing(smoothing: float) -> None:
     """Refuse a smoothing at which rounding would show."""
     least, most = SMOOTHINGS
-    good, remedy = smoothing == 0 or least <= smoothing <= most, f"give 0, or {least:g} to {most:g}"
-    check(good, "smoothing", f"smoothing = {smoothing}", remedy)
+    check(
+        smoothing == 0 or least <= smoothing <= most,
+        "smoothing",
+        f"smoothing = {smoothing}",
+        f"give 0, or {least:g} to {most:g}",
+    )

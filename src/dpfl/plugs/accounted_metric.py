@@ -36,8 +36,12 @@ class AccountedMetric:
         where = "accounted metric"
         share(where, share=self.share)
         check(self.share < 1, where, "it takes the whole budget", "give a share below 1")
-        remedy = f"give a share of at least {SMALLEST_SHARE:g}"
-        check(self.share >= SMALLEST_SHARE, where, f"share = {self.share}", remedy)
+        check(
+            self.share >= SMALLEST_SHARE,
+            where,
+            f"share = {self.share}",
+            f"give a share of at least {SMALLEST_SHARE:g}",
+        )
         whole_number(where, "every", self.every)
 
     def measure(self, task: Task) -> Measure:
@@ -50,9 +54,13 @@ class AccountedMetric:
 
     def shares(self, task: Task, rounds: int) -> Shares:
         """Return each planned measurement's share of a budget, and how many numbers it has."""
-        count, where = rounds // self.every, "accounted metric"
-        problem = f"is measured every {self.every} of {rounds} rounds, so never"
-        check(count > 0, where, problem, "measure more often")
+        count = rounds // self.every
+        check(
+            count > 0,
+            "accounted metric",
+            f"is measured every {self.every} of {rounds} rounds, so never",
+            "measure more often",
+        )
         return ((self.share / count, self.measure(task).numbers),) * count
 
     @cached_property

@@ -62,8 +62,9 @@ class AdaptiveClip(Stage):
         positive("adaptive clip", clip=self.clip, clip_lr=self.clip_lr)
         for name in ("target_quantile", "vote_share"):
             value = getattr(self, name)
-            good = 0 < value < 1
-            check(good, "adaptive clip", f"{name} = {value}", "give a number between 0 and 1")
+            check(
+                0 < value < 1, "adaptive clip", f"{name} = {value}", "give a number between 0 and 1"
+            )
 
     @property
     def largest_clip(self) -> float:
@@ -74,9 +75,12 @@ class AdaptiveClip(Stage):
         """Return the clip of the first round; refuse votes that the noise drowns."""
         votes = (terms.noise_multiplier or 0.0) / (2 * math.sqrt(self.vote_share))
         spread = self.clip_lr * votes / terms.expected_cohort
-        problem = f"noise on votes would move the log of the clip by {spread:.3g} a round"
-        remedy = "raise vote_share, lower clip_lr, ask more clients, or leave target_quantile out"
-        check(spread <= 1, "adaptive clip", problem, remedy)
+        check(
+            spread <= 1,
+            "adaptive clip",
+            f"noise on votes would move the log of the clip by {spread:.3g} a round",
+            "raise vote_share, lower clip_lr, ask more clients, or leave target_quantile out",
+        )
         return {"clip": torch.tensor([self.clip], dtype=torch.float64)}
 
     def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:
@@ -131,8 +135,11 @@ class AdaptiveClip(Stage):
     def _clip(self, shared: Shared) -> float:
         """The clip of the round, which must be one that the plan allows."""
         given = shared.get("clip", torch.zeros(0))
-        problem = f"a clip of {given.flatten()[:3].tolist()}"
-        remedy = f"send one number from {self.clip / RANGE:g} to {self.largest_clip:g}"
-        good = given.numel() == 1 and self.clip / RANGE <= float(given) <= self.largest_clip
-        check(good, "adaptive clip", problem, remedy, PeerError)
+        check(
+            given.numel() == 1 and self.clip / RANGE <= float(given) <= self.largest_clip,
+            "adaptive clip",
+            f"a clip of {given.flatten()[:3].tolist()}",
+            f"send one number from {self.clip / RANGE:g} to {self.largest_clip:g}",
+            PeerError,
+        )
         return float(given)

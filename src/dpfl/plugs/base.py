@@ -117,11 +117,10 @@ def claiming(claims: Mapping[str, Claims], *, some: bool = True) -> list[Partici
                 client=client,
             )
             found.append(who)
-    problem = "no client claims a usable (epsilon, delta)"
     check(
         bool(found) or not some,
         "secure sum",
-        problem,
+        "no client claims a usable (epsilon, delta)",
         "one noise level for all needs one",
         PrivacyRefusal,
     )

@@ -26,9 +26,13 @@ class FixedDenominator(Weights):
 
     def check_terms(self, terms: Terms, client: str) -> None:
         """Refuse a denominator that nothing can be divided by."""
-        good = math.isfinite(terms.denominator) and terms.denominator > 0
-        problem = f"hold a denominator of {terms.denominator}"
-        check(good, "terms", problem, "enrol again", PeerError)
+        check(
+            math.isfinite(terms.denominator) and terms.denominator > 0,
+            "terms",
+            f"hold a denominator of {terms.denominator}",
+            "enrol again",
+            PeerError,
+        )
 
     def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
         """Return the constant for everyone."""

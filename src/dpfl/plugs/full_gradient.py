@@ -110,9 +110,13 @@ class FullGradient(DpSgd):
         """The multiplier whose effective one, after adding up and rounding, is this one."""
         units = self._units(participant)
         coarse = effective * math.sqrt(numbers) / SCALE * self._roundings(terms)
-        problem = f"noise of {effective:.4g} on {numbers} numbers makes the grid too coarse"
-        remedy = "use smaller features or fewer rounds, or raise the budget"
-        check(coarse < 0.5, "noise", problem, remedy, PrivacyRefusal)
+        check(
+            coarse < 0.5,
+            "noise",
+            f"noise of {effective:.4g} on {numbers} numbers makes the grid too coarse",
+            "use smaller features or fewer rounds, or raise the budget",
+            PrivacyRefusal,
+        )
         summed = 1 + units * (units + 3) * DOUBLE_SUM
         return effective * summed / (1 - coarse) * (1 + 1e-12)
 
@@ -144,8 +148,13 @@ class SharedFullGradient(FullGradient, SharedGradient):
         Releases have a common noise of their bound; measurements one that every claim allows.
         """
         members = [who for who in claiming(claims) if self._can_plan(terms, who)]
-        remedy = "one noise level for all needs one"
-        check(bool(members), "secure sum", "no client can plan its noise", remedy, PrivacyRefusal)
+        check(
+            bool(members),
+            "secure sum",
+            "no client can plan its noise",
+            "one noise level for all needs one",
+            PrivacyRefusal,
+        )
         measured = [self.release_noise(terms, who)[: terms.measured] for who in members]
         common = tuple(map(max, zip(*measured, strict=True)))
         ones = (1.0,) * (len(terms.releases) - terms.measured)
@@ -202,8 +211,13 @@ class IndividualClips(SharedGradient):
             with suppress(PrivacyRefusal):  # a client that cannot plan stops nobody
                 levels.append((who.examples, self._own_noise(terms, who)))
                 expected += self.batches(who).expected_size
-        remedy = "one noise level for all needs one"
-        check(bool(levels), "secure sum", "no client can plan its noise", remedy, PrivacyRefusal)
+        check(
+            bool(levels),
+            "secure sum",
+            "no client can plan its noise",
+            "one noise level for all needs one",
+            PrivacyRefusal,
+        )
         records = math.fsum(count for count, _ in levels)
         whole = records / math.fsum(count / noise for count, noise in levels)
         return replace(terms, noise_multiplier=whole, denominator=expected)

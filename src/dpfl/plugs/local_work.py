@@ -109,11 +109,18 @@ class _OnePhase(LocalWork):
     def __post_init__(self) -> None:
         where, given = type(self).__name__, self.client_settings
         check_optimiser(where, vars(self))
-        good = given.batch_size is not None and given.lr is not None
-        check(good, where, "batch_size or lr is missing", "give both")
-        good = given.local_steps is not None or given.local_epochs is not None
-        problem = "the length of local work is missing"
-        check(good, where, problem, "give local_steps or local_epochs")
+        check(
+            given.batch_size is not None and given.lr is not None,
+            where,
+            "batch_size or lr is missing",
+            "give both",
+        )
+        check(
+            given.local_steps is not None or given.local_epochs is not None,
+            where,
+            "the length of local work is missing",
+            "give local_steps or local_epochs",
+        )
 
     @property
     def batch_size(self) -> int:
@@ -198,8 +205,13 @@ class DpSgd(_OnePhase):
         if self.spending != "uniform":
             return terms
         usable = {c: claim for c, claim in claims.items() if claim.usable}
-        problem = "no client claims a usable (epsilon, delta)"
-        check(bool(usable), "dp-sgd", problem, "one noise level for all needs one", PrivacyRefusal)
+        check(
+            bool(usable),
+            "dp-sgd",
+            "no client claims a usable (epsilon, delta)",
+            "one noise level for all needs one",
+            PrivacyRefusal,
+        )
         middle = statistics.median_low(claim.epsilon for claim in usable.values())
         claim = next(claim for _, claim in sorted(usable.items()) if claim.epsilon == middle)
         budget, own = Budget(epsilon=claim.epsilon, delta=claim.delta), ClientSettings()
@@ -232,8 +244,11 @@ class DpSgd(_OnePhase):
     def _target(self, terms: Terms, participant: Participant) -> tuple[Budget, float]:
         """The participant's budget, and the epsilon that its noise is planned for."""
         if participant.budget is None:
-            problem = "a client without a budget cannot choose its noise"
-            raise PrivacyRefusal("dp-sgd", problem, "give it a Budget(epsilon, delta)")
+            raise PrivacyRefusal(
+                "dp-sgd",
+                "a client without a budget cannot choose its noise",
+                "give it a Budget(epsilon, delta)",
+            )
         return participant.budget, planned_epsilon(self.spending, participant.budget, terms)
 
     def release_noise(self, terms: Terms, participant: Participant) -> tuple[float, ...]:

@@ -81,8 +81,12 @@ class Measure:
 
 def exact_sum(rows: Tensor, records: int, numbers: int) -> Tensor:
     """Add up a statistic's rows exactly; one outside the unit ball counts as zero."""
-    problem = f"gives {tuple(rows.shape)} for {records} records of {numbers}"
-    check(rows.shape == (records, numbers), "measure", problem, "match statistic and numbers")
+    check(
+        rows.shape == (records, numbers),
+        "measure",
+        f"gives {tuple(rows.shape)} for {records} records of {numbers}",
+        "match statistic and numbers",
+    )
     rows = rows.to(torch.float64)
     inside = torch.linalg.vector_norm(rows, dim=1, keepdim=True) <= 1  # False for NaN
     steps = torch.where(inside, rows, torch.zeros_like(rows)).mul_(_STEPS).trunc_()
@@ -229,8 +233,12 @@ def make_measure(metric: str | Measure, task: Task, bound: float | None, bins: i
         metric = MEASURES[metric](bound, bins)
     misfit = metric.misfit(task)
     fitting = [name for name, make in MEASURES.items() if make(1.0, bins).misfit(task) is None]
-    remedy = f"use another metric: {' or '.join(fitting)}"
-    check(misfit is None, f"metric {metric.name}", misfit or "", remedy)
+    check(
+        misfit is None,
+        f"metric {metric.name}",
+        misfit or "",
+        f"use another metric: {' or '.join(fitting)}",
+    )
     return metric
 
 

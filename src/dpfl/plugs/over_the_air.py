@@ -95,9 +95,13 @@ class OverTheAir(Channel, NoiseMaker):
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Remember how long a message is."""
-        problem, remedy = "one client has nobody to hide among", "say honest = 'own'"
-        good = terms.population >= 2 or not self.shares_noise
-        check(good, "over the air", problem, f"{remedy} or 'own_and_receiver'")
+        remedy = "say honest = 'own'"
+        check(
+            terms.population >= 2 or not self.shares_noise,
+            "over the air",
+            "one client has nobody to hide among",
+            f"{remedy} or 'own_and_receiver'",
+        )
         return {"numbers": torch.tensor([self.numbers or layout.size])}
 
     # -- the channel's state of a round ------------------------------------------------------------
@@ -157,8 +161,12 @@ class OverTheAir(Channel, NoiseMaker):
     def send(self, message: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
         """Scale the message to the common strength; spare power goes into noise in the air."""
         length, planned = message.numel(), int(shared["power"][4])
-        problem = f"a message of {length} numbers, noise was planned for {planned}"
-        check(length == planned, "over the air", problem, "make numbers and the length agree")
+        check(
+            length == planned,
+            "over the air",
+            f"a message of {length} numbers, noise was planned for {planned}",
+            "make numbers and the length agree",
+        )
         gain = self.gain(who.id, PublicSeed.from_tensor(shared["seed"]))
         return message * (math.sqrt(float(shared["power"][0])) / (gain * self.clip))
 

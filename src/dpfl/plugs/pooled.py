@@ -47,8 +47,13 @@ class PooledDpSgd(DpSgd):
     def resolve_terms(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
         """Find the one noise level at which the claimed budgets fill the batches."""
         usable = [claims[client] for client in sorted(claims) if claims[client].usable]
-        problem = "no client claims a usable (epsilon, delta)"
-        check(bool(usable), "pooled dp-sgd", problem, "give budgets", PrivacyRefusal)
+        check(
+            bool(usable),
+            "pooled dp-sgd",
+            "no client claims a usable (epsilon, delta)",
+            "give budgets",
+            PrivacyRefusal,
+        )
         terms = replace(terms, records=sum(claim.examples for claim in usable))
         largest = min(terms.records, self._size(terms))
 

@@ -39,9 +39,13 @@ def release_noise(
         whole = _calibrate(*plan, sampling="none", accountant=kind, numbers=numbers)
         effective = whole / math.sqrt(part)
         coarse = effective * math.sqrt(numbers) / SCALE
-        problem = f"noise of {effective:.4g} on {numbers} numbers makes the grid too coarse"
-        remedy = "give the release a larger share, or use a smaller buffer"
-        check(coarse < 0.5, "release", problem, remedy, PrivacyRefusal)
+        check(
+            coarse < 0.5,
+            "release",
+            f"noise of {effective:.4g} on {numbers} numbers makes the grid too coarse",
+            "give the release a larger share, or use a smaller buffer",
+            PrivacyRefusal,
+        )
         found.append(effective * (1 + summation) / (1 - coarse) * (1 + 1e-12))
     return tuple(found)
 
@@ -80,7 +84,11 @@ def calibrate_rounds(
         return spent.epsilon <= epsilon
 
     place = bisect.bisect_left(_RUNGS, True, key=fits)
-    left = "the releases leave nothing of the budget for the rounds"
-    remedy = "give them smaller shares"
-    check(place < len(_RUNGS), "releases", left, remedy, PrivacyRefusal)
+    check(
+        place < len(_RUNGS),
+        "releases",
+        "the releases leave nothing of the budget for the rounds",
+        "give them smaller shares",
+        PrivacyRefusal,
+    )
     return rung(_RUNGS[place])

@@ -77,8 +77,12 @@ class Release(Plug):
 
 def sum_of_clipped(rows: Tensor, records: int, numbers: int, bound: float) -> Tensor:
     """Return the sum, in double precision, of a statistic's rows, each clipped to ``bound``."""
-    problem = f"gives {tuple(rows.shape)} for {records} records, not {numbers} a record"
-    check(rows.shape == (records, numbers), "release", problem, "match statistic and numbers")
+    check(
+        rows.shape == (records, numbers),
+        "release",
+        f"gives {tuple(rows.shape)} for {records} records, not {numbers} a record",
+        "match statistic and numbers",
+    )
     return clip(rows.to(torch.float32), bound).to(torch.float64).sum(dim=0)
 
 
@@ -98,8 +102,12 @@ class GramMatrix(Release):
 
     def numbers(self, shape: Shape) -> int:
         """Return d (d + 1) / 2."""
-        square = len(shape) == 2 and shape[0] == shape[1]
-        check(square, "release", f"a Gram matrix does not fit {shape}", "use a d x d buffer")
+        check(
+            len(shape) == 2 and shape[0] == shape[1],
+            "release",
+            f"a Gram matrix does not fit {shape}",
+            "use a d x d buffer",
+        )
         return shape[0] * (shape[0] + 1) // 2
 
     def statistic(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
@@ -141,8 +149,9 @@ class Histogram(Release):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("release", ("inputs", "labels"), of=self.of)
-        given = f"low = {self.low}, high = {self.high}"
-        check(self.low < self.high, "release", given, "give a range")
+        check(
+            self.low < self.high, "release", f"low = {self.low}, high = {self.high}", "give a range"
+        )
 
     def statistic(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
         """Return a 1 in each input's bin, divided by the root of the number of inputs."""
@@ -175,14 +184,22 @@ class Quantile(Histogram):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number("release", "resolution", self.resolution, least=2)
-        good = bool(self.levels) and all(0 <= level <= 1 for level in self.levels)
-        check(good, "release", f"levels = {self.levels}", "give numbers from 0 to 1")
+        check(
+            bool(self.levels) and all(0 <= level <= 1 for level in self.levels),
+            "release",
+            f"levels = {self.levels}",
+            "give numbers from 0 to 1",
+        )
 
     def numbers(self, shape: Shape) -> int:
         """Return inputs x resolution."""
         inputs, rest = divmod(math.prod(shape), len(self.levels))
-        problem = f"{len(self.levels)} levels do not fit a buffer of shape {shape}"
-        check(rest == 0, "release", problem, "use a buffer of inputs x levels")
+        check(
+            rest == 0,
+            "release",
+            f"{len(self.levels)} levels do not fit a buffer of shape {shape}",
+            "use a buffer of inputs x levels",
+        )
         return inputs * self.resolution
 
     def statistic(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:

@@ -48,8 +48,12 @@ class _Tolerant(Plug):
             return terms
         least = 2 * self.byzantine + self.least
         problem = f"byzantine = {self.byzantine} needs {least} clients in a round"
-        expected = f"{problem}, and {terms.expected_cohort:g} are expected"
-        check(terms.expected_cohort >= least, type(self).__name__, expected, "lower byzantine")
+        check(
+            terms.expected_cohort >= least,
+            type(self).__name__,
+            f"{problem}, and {terms.expected_cohort:g} are expected",
+            "lower byzantine",
+        )
         return terms
 
 

@@ -106,13 +106,21 @@ class RatedBatches(PoissonBatches):
     rates: tuple[tuple[int, float], ...]
 
     def __post_init__(self) -> None:
-        problem = f"rates of {sum(n for n, _ in self.rates)} records for {self.examples}"
-        whole = sum(n for n, _ in self.rates) == self.examples
-        check(whole, "sampling", problem, "give every record one", DataError)
+        check(
+            sum(n for n, _ in self.rates) == self.examples,
+            "sampling",
+            f"rates of {sum(n for n, _ in self.rates)} records for {self.examples}",
+            "give every record one",
+            DataError,
+        )
         expected = math.fsum(count * rate for count, rate in self.rates)
-        problem = f"{expected:g} records a step are expected, and {self.batch_size} were planned"
-        good = expected <= self.batch_size * (1 + 1e-9)
-        check(good, "sampling", problem, "plan with the clients' own budgets", PrivacyRefusal)
+        check(
+            expected <= self.batch_size * (1 + 1e-9),
+            "sampling",
+            f"{expected:g} records a step are expected, and {self.batch_size} were planned",
+            "plan with the clients' own budgets",
+            PrivacyRefusal,
+        )
 
     @property
     def rate(self) -> float:
@@ -216,8 +224,13 @@ class ShuffledBatches(_Batches):
         """Refuse noise: shuffled batches charged as Poisson samples understate the loss several
         times over.
         """
-        problem, remedy = "shuffled batches cannot be charged as Poisson samples", "use 'poisson'"
-        check(noise_multiplier <= 0, "sampling", problem, remedy, PrivacyRefusal)
+        check(
+            noise_multiplier <= 0,
+            "sampling",
+            "shuffled batches cannot be charged as Poisson samples",
+            "use 'poisson'",
+            PrivacyRefusal,
+        )
         return Event(noise_multiplier=0.0, steps=steps)
 
 

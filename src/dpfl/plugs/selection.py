@@ -84,14 +84,21 @@ class FixedCohort(Selection):
         whole_number("cohort", "size", self.size)
         if self.least is not None:
             whole_number("cohort", "least", self.least)
-        problem = f"{self.size} clients cannot be drawn when only {self.least} are willing"
-        good = self.least is None or self.least >= self.size
-        check(good, "cohort", problem, "make least at least the cohort's size")
+        check(
+            self.least is None or self.least >= self.size,
+            "cohort",
+            f"{self.size} clients cannot be drawn when only {self.least} are willing",
+            "make least at least the cohort's size",
+        )
 
     def _within(self, population: int) -> None:
         for count, what in ((self.size, "clients"), (self.least or 0, "willing clients")):
-            problem = f"{count} {what} are more than the {population} there are"
-            check(count <= population, "cohort", problem, f"give at most {population}")
+            check(
+                count <= population,
+                "cohort",
+                f"{count} {what} are more than the {population} there are",
+                f"give at most {population}",
+            )
 
     def charged_rate(self, population: int) -> float:
         """Return size / (least number of willing clients)."""

@@ -73,10 +73,18 @@ class SharedGradient(DpSgd):
         super().__post_init__()
         where = "shared gradient"
         not_negative(where, tolerated_dropouts=self.tolerated_dropouts)
-        problem = f"weight_decay = {self.weight_decay} acts at every client, outside of the sum"
-        check(self.weight_decay == 0, where, problem, "leave it out, or take more local steps")
-        problem = "one noise level is shared by all, whatever the median client's is"
-        check(self.spending != "uniform", where, problem, "use spending = 'heterogeneous'")
+        check(
+            self.weight_decay == 0,
+            where,
+            f"weight_decay = {self.weight_decay} acts at every client, outside of the sum",
+            "leave it out, or take more local steps",
+        )
+        check(
+            self.spending != "uniform",
+            where,
+            "one noise level is shared by all, whatever the median client's is",
+            "use spending = 'heterogeneous'",
+        )
 
     @classmethod
     def of(cls, work: LocalWork, missing: int) -> Self:
@@ -92,9 +100,12 @@ class SharedGradient(DpSgd):
         """The participant's step, without its noise."""
         kept = {"clip": self.clip, "clipping": self.clipping}
         phase = self._phase(participant, sampling="poisson", **kept)
-        problem = f"it takes {phase.steps} local steps, and noise is shared in one a round"
-        remedy = "use local_steps = 1 for every client, or more for all of them"
-        check(phase.steps == 1, f"client '{participant.client}'", problem, remedy)
+        check(
+            phase.steps == 1,
+            f"client '{participant.client}'",
+            f"it takes {phase.steps} local steps, and noise is shared in one a round",
+            "use local_steps = 1 for every client, or more for all of them",
+        )
         return phase
 
     def batches(self, participant: Participant) -> PoissonBatches:

@@ -147,9 +147,13 @@ class GaussianNoise(Stage, NoiseMaker):
         if std == 0:
             return None
         grid = Grid.of(std)
-        small = f"noise of {std:g} is too small beside a clip of {self.clip:g} for the grid"
-        remedy = "use more noise, a smaller clip or fewer clients"
-        check(grid.holds(self.clip), "gaussian noise", small, remedy, PrivacyRefusal)
+        check(
+            grid.holds(self.clip),
+            "gaussian noise",
+            f"noise of {std:g} is too small beside a clip of {self.clip:g} for the grid",
+            "use more noise, a smaller clip or fewer clients",
+            PrivacyRefusal,
+        )
         return grid
 
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:

@@ -42,8 +42,12 @@ class LearningRate:
         share("server step", factor=self.factor)
         if self.rounds is not None:
             whole_number("server step", "rounds", self.rounds)
-        known = self.decay != "cosine" or self.rounds is not None
-        check(known, "server step", "a cosine needs its length", "give rounds")
+        check(
+            self.decay != "cosine" or self.rounds is not None,
+            "server step",
+            "a cosine needs its length",
+            "give rounds",
+        )
 
     def at(self, round_: int) -> float:
         """The learning rate of a round, counted from 0."""
@@ -87,10 +91,18 @@ class ServerSgd(Step):
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        good = 0 <= self.momentum < 1
-        check(good, "server step", f"momentum = {self.momentum}", "give 0 or more, below 1")
-        given = self.momentum > 0 or not self.nesterov
-        check(given, "server step", "nesterov without momentum", "give momentum, or neither")
+        check(
+            0 <= self.momentum < 1,
+            "server step",
+            f"momentum = {self.momentum}",
+            "give 0 or more, below 1",
+        )
+        check(
+            self.momentum > 0 or not self.nesterov,
+            "server step",
+            "nesterov without momentum",
+            "give momentum, or neither",
+        )
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Return an empty buffer; none without momentum."""
@@ -123,9 +135,12 @@ class ServerAdam(Step):
 
     def __post_init__(self) -> None:
         positive("server step", tau=self.tau)
-        good = 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1
-        given = f"beta1 = {self.beta1}, beta2 = {self.beta2}"
-        check(good, "server step", given, "give 0 or more, below 1")
+        check(
+            0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
+            "server step",
+            f"beta1 = {self.beta1}, beta2 = {self.beta2}",
+            "give 0 or more, below 1",
+        )
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Return zero moments; the second one begins at tau^2, as in the paper."""

@@ -195,9 +195,14 @@ def own_weight(weights: Sequence[tuple[str, float]], client: str) -> float:
     """
     known = dict(weights)
     real = all(math.isfinite(one) and 0 <= one <= 1 for one in known.values())
-    whole = real and len(known) == len(weights) and math.fsum(known.values()) <= 1 + 1e-6
-    problem, remedy = "hold weights that are not shares of one", "enrol again"
-    check(whole, "terms", problem, remedy, PeerError)
+    remedy = "enrol again"
+    check(
+        real and len(known) == len(weights) and math.fsum(known.values()) <= 1 + 1e-6,
+        "terms",
+        "hold weights that are not shares of one",
+        remedy,
+        PeerError,
+    )
     check(client in known, "terms", f"hold no weight of '{client}'", remedy, PeerError)
     return known[client]
 
@@ -205,12 +210,18 @@ def own_weight(weights: Sequence[tuple[str, float]], client: str) -> float:
 def checked(rule: Weights, found: Tensor, clients: int) -> Tensor:
     """Return the weights that a rule found, or refuse those that break its laws."""
     where, total = f"weights {type(rule).__name__}", float(found.sum())
-    good = found.shape == (clients,) and bool((torch.isfinite(found) & (found >= 0)).all())
-    problem = "are not one number of at least 0 per client"
-    check(good, where, problem, "return a tensor with one finite weight for each client")
-    remedy = "divide them by their sum, as dpfl.plugs.weights.shares does, or make them constant"
-    whole = rule.constant or not clients or abs(total - 1) < _SUM_TOLERANCE
-    check(whole, where, f"sum to {total:g}, not to 1", remedy)
+    check(
+        found.shape == (clients,) and bool((torch.isfinite(found) & (found >= 0)).all()),
+        where,
+        "are not one number of at least 0 per client",
+        "return a tensor with one finite weight for each client",
+    )
+    check(
+        rule.constant or not clients or abs(total - 1) < _SUM_TOLERANCE,
+        where,
+        f"sum to {total:g}, not to 1",
+        "divide them by their sum, as dpfl.plugs.weights.shares does, or make them constant",
+    )
     return found
 
 

@@ -227,8 +227,13 @@ def check_question(
     """
     remedy = f"give one well below 1 / records, and at least {SMALLEST_DELTA:g}"
     check(0 < delta < 1, "accountant", f"delta = {delta} is not between 0 and 1", remedy)
-    problem = f"delta = {delta:g} is so small that the accountant's rounding would matter"
-    check(delta >= SMALLEST_DELTA, "accountant", problem, remedy, PrivacyRefusal)
+    check(
+        delta >= SMALLEST_DELTA,
+        "accountant",
+        f"delta = {delta:g} is so small that the accountant's rounding would matter",
+        remedy,
+        PrivacyRefusal,
+    )
     one_of("accountant", ACCOUNTANTS, accountant="pld" if accountant is None else accountant)
     for event in events:
         check_sampling(event, adjacency, by_moments=accountant in ("rdp", "renyi"))

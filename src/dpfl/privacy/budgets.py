@@ -113,10 +113,18 @@ def make_budgets(
     2.0
     """
     own_deltas: dict[str, float] = {}
-    listed = isinstance(ids, Sequence) and not isinstance(ids, str)
-    check(listed, "budgets", f"ids = {ids!r:.60}", "give a list of the clients' ids")
-    seeded = isinstance(seed, PublicSeed)
-    check(seeded, "budgets", f"seed = {seed!r:.60}", "give dpfl.PublicSeed(0), for instance")
+    check(
+        isinstance(ids, Sequence) and not isinstance(ids, str),
+        "budgets",
+        f"ids = {ids!r:.60}",
+        "give a list of the clients' ids",
+    )
+    check(
+        isinstance(seed, PublicSeed),
+        "budgets",
+        f"seed = {seed!r:.60}",
+        "give dpfl.PublicSeed(0), for instance",
+    )
     if isinstance(source, str):
         source, own_deltas = _read(source.strip(), len(ids), seed)
     epsilons = _per_client("epsilon", source, ids)
@@ -126,8 +134,9 @@ def make_budgets(
         try:
             budgets[client] = Budget(epsilon=epsilons[client], delta=deltas[client])
         except ConfigurationError as error:
-            where = f"budget of '{client}'"
-            raise ConfigurationError(where, error.problem, error.remedy) from error
+            raise ConfigurationError(
+                f"budget of '{client}'", error.problem, error.remedy
+            ) from error
     return budgets
 
 
@@ -140,8 +149,12 @@ def _read(text: str, clients: int, seed: PublicSeed) -> tuple[PerClient, dict[st
     try:
         numbers = [float(word) for word in text.replace(",", " ").split()]
     except ValueError:
-        problem = f"'{text}' is neither .csv nor .json"
-        check(not Path(text).exists(), "budgets", problem, "name the file so")
+        check(
+            not Path(text).exists(),
+            "budgets",
+            f"'{text}' is neither .csv nor .json",
+            "name the file so",
+        )
         raise unknown_name("budgets", "distribution", text, DISTRIBUTIONS) from None
     return numbers[0] if len(numbers) == 1 else numbers, {}
 
@@ -151,15 +164,23 @@ def _per_client(what: str, value: PerClient, ids: Sequence[str]) -> dict[str, fl
     if isinstance(value, int | float):
         return dict.fromkeys(ids, float(value))
     if not isinstance(value, Mapping):
-        several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-        remedy = "give a number, a list, or a table by client"
-        check(several, where, f"{value!r:.60} was given", remedy)
-        problem = f"{len(value)} values for {len(ids)} clients"
-        check(len(value) == len(ids), where, problem, "give one value, or one for each client")
+        check(
+            isinstance(value, Sequence | np.ndarray) and not isinstance(value, str),
+            where,
+            f"{value!r:.60} was given",
+            "give a number, a list, or a table by client",
+        )
+        check(
+            len(value) == len(ids),
+            where,
+            f"{len(value)} values for {len(ids)} clients",
+            "give one value, or one for each client",
+        )
         value = dict(zip(ids, value, strict=True))
     for client in sorted(set(ids) - set(value)):
-        problem = f"no value for client '{client}'"
-        raise ConfigurationError(where, problem, "give one for every client")
+        raise ConfigurationError(
+            where, f"no value for client '{client}'", "give one for every client"
+        )
     for client in sorted(set(value) - set(ids)):
         raise unknown_name(where, "client", client, ids)
     for client in ids:
@@ -190,12 +211,15 @@ def read_budget_file(path: Path) -> tuple[dict[str, float], dict[str, float]]:
             epsilons[client] = _number(client, epsilon)
             deltas.update((client, _number(client, value)) for value in delta)
     except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-        raise ConfigurationError(where, problem, "check the path") from error
+        raise ConfigurationError(
+            where, f"cannot be read ({error.strerror})", "check the path"
+        ) from error
     except (ValueError, TypeError) as error:
-        remedy = "use columns id,epsilon[,delta], or JSON {id: epsilon} or {id: [epsilon, delta]}"
-        problem = f"is not as expected ({read_problem(error)})"
-        raise ConfigurationError(where, problem, remedy) from error
+        raise ConfigurationError(
+            where,
+            f"is not as expected ({read_problem(error)})",
+            "use columns id,epsilon[,delta], or JSON {id: epsilon} or {id: [epsilon, delta]}",
+        ) from error
     return epsilons, deltas
 
 

@@ -87,10 +87,13 @@ def _calibrated(
 
     bounds.check_question((plan,), delta, adjacency, name)
     sampler = bounds.sampler_delta(plan.numbers * plan.steps, target)
-    problem = f"at epsilon = {target} the noise sampler takes over a tenth of delta = {delta}"
-    remedy = "plan fewer steps or parameters, a smaller epsilon, or a larger delta"
-    good = sampler <= bounds.LARGEST_SAMPLER_SHARE * delta
-    check(good, "calibrate", problem, remedy, PrivacyRefusal)
+    check(
+        sampler <= bounds.LARGEST_SAMPLER_SHARE * delta,
+        "calibrate",
+        f"at epsilon = {target} the noise sampler takes over a tenth of delta = {delta}",
+        "plan fewer steps or parameters, a smaller epsilon, or a larger delta",
+        PrivacyRefusal,
+    )
     question = [str(name), adjacency, repr(target), repr(delta), plan.to_json()]
     if (found := proposed("calibrate", *question)) is not None:
         index = next((i for i in range(_FIRST, _LAST + 1) if rung(i) == found), _LAST + 1)
@@ -102,10 +105,12 @@ def _calibrated(
     start = search_rungs(rough, target, _guess(target, delta, plan, adjacency))
     index = _descend(fine, start, target)
     if index > _LAST:
-        problem = f"no finite noise reaches epsilon = {target} at delta = {delta}"
         reach = f"the smallest epsilon this plan can reach is {fine(_LAST):.4g}"
-        remedy = f"{reach}: allow more, plan fewer steps, or raise delta"
-        raise PrivacyRefusal("calibrate", problem, remedy)
+        raise PrivacyRefusal(
+            "calibrate",
+            f"no finite noise reaches epsilon = {target} at delta = {delta}",
+            f"{reach}: allow more, plan fewer steps, or raise delta",
+        )
     propose(rung(index), "calibrate", *question)
     return rung(index)
 

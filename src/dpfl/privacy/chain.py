@@ -192,8 +192,9 @@ def read_head(name: str) -> Head | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        remedy = f"restore it; or remove it, and {_accept(name)}"
-        raise LedgerError(str(path), f"cannot be read ({error})", remedy) from error
+        raise LedgerError(
+            str(path), f"cannot be read ({error})", f"restore it; or remove it, and {_accept(name)}"
+        ) from error
 
 
 def _accept(name: str) -> str:

@@ -39,9 +39,12 @@ def classic_epsilon(
     >>> round(classic_epsilon(1.0, 0.05, 200, 2000**-1.1, "uniform"), 2)
     8.66
     """
-    good = noise_multiplier > 0 and 0 < sampling_rate <= 1 and steps >= 0 and 0 < delta < 1
-    problem = f"noise {noise_multiplier}, rate {sampling_rate}, steps {steps}, delta {delta}"
-    check(good, "classic RDP", problem, "give numbers in their range")
+    check(
+        noise_multiplier > 0 and 0 < sampling_rate <= 1 and steps >= 0 and 0 < delta < 1,
+        "classic RDP",
+        f"noise {noise_multiplier}, rate {sampling_rate}, steps {steps}, delta {delta}",
+        "give numbers in their range",
+    )
     one_of("classic RDP", ("poisson", "uniform"), sampling=sampling)
     orders = _ORDERS if sampling == "poisson" else [float(a) for a in range(2, 64)]
     curve = _poisson if sampling == "poisson" else _without_replacement

@@ -68,8 +68,11 @@ class PrivacyCost:
             unit, adjacency = Unit(body["unit"]), Adjacency(body["adjacency"])
             return cls(unit=unit, adjacency=adjacency, events=events, before=tuple(before))
         except (ValueError, KeyError, TypeError, AttributeError, ConfigurationError) as error:
-            problem = f"holds a privacy cost that cannot be read ({error})"
-            raise LedgerError("ledger", problem, "use the version of dpfl that wrote it") from error
+            raise LedgerError(
+                "ledger",
+                f"holds a privacy cost that cannot be read ({error})",
+                "use the version of dpfl that wrote it",
+            ) from error
 
 
 @lru_cache(maxsize=4096)
@@ -102,8 +105,12 @@ class PrivacyPlan:
     def __post_init__(self) -> None:
         where = f"plan of '{self.account}'"
         whole_number(where, "releases", self.releases)
-        problem = f"delta = {self.delta} is not between 0 and 1"
-        check(self.delta is None or 0 < self.delta < 1, where, problem, "give a share of delta")
+        check(
+            self.delta is None or 0 < self.delta < 1,
+            where,
+            f"delta = {self.delta} is not between 0 and 1",
+            "give a share of delta",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,13 @@ class Event:
     def __post_init__(self) -> None:
         not_negative("event", noise_multiplier=self.noise_multiplier)
         one_of("event", SAMPLINGS, sampling=self.sampling)
-        sampled, problem = self.sampling != "none", f"sampling_rate = {self.sampling_rate}"
-        check(sampled or self.sampling_rate == 1, "event", problem, "name the sampling")
+        sampled = self.sampling != "none"
+        check(
+            sampled or self.sampling_rate == 1,
+            "event",
+            f"sampling_rate = {self.sampling_rate}",
+            "name the sampling",
+        )
         # Equal events must be written equally: 2 and 2.0 are one number.
         for name, most in (("noise_multiplier", MOST_NOISE), ("sampling_rate", 1), ("failure", 1)):
             value = getattr(self, name)

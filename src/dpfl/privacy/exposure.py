@@ -78,9 +78,13 @@ class Exposure:
             return self
         summed = self.bound * (1 + summands * (summands + 3) * DOUBLE_SUM)
         widened = summed + Grid.of(std).widening(self.numbers)
-        problem = f"a std of {std:g} makes the grid coarser than a bound of {self.bound:g}"
-        remedy = "use less noise, a larger clip or a smaller model"
-        check(widened < 2 * self.bound, "noise", problem, remedy, PrivacyRefusal)
+        check(
+            widened < 2 * self.bound,
+            "noise",
+            f"a std of {std:g} makes the grid coarser than a bound of {self.bound:g}",
+            "use less noise, a larger clip or a smaller model",
+            PrivacyRefusal,
+        )
         return replace(self, bound=widened, noise=std, draws=self.draws + self.numbers)
 
     def processed(self) -> Exposure:

@@ -172,9 +172,13 @@ class PayAsYouGo(Generic[Used]):
     def check(self, account: str, cost: PrivacyCost) -> None:
         """Refuse a privacy cost that the filter has no proof for."""
         plain = all(event.sampling_rate == 1 and event.failure == 0 for event in cost.times(1))
-        problem = "a release is sampled, or its bound may fail: this filter is for neither"
-        remedy = "make a ledger with the filter renyi or allotments"
-        check(plain or not self.unsampled, f"account '{account}'", problem, remedy, PrivacyRefusal)
+        check(
+            plain or not self.unsampled,
+            f"account '{account}'",
+            "a release is sampled, or its bound may fail: this filter is for neither",
+            "make a ledger with the filter renyi or allotments",
+            PrivacyRefusal,
+        )
 
     def admits(self, portions: Portions, limit: Limit) -> bool:
         """Whether everything together stays within the limit."""

@@ -281,6 +281,11 @@ def open_ledger(path: Path | str | None, new: bool, rule: FilterName) -> Ledger:
     """
     if path is None:
         return Ledger.create(":memory:", "memory")
-    remedy = "check the path, or say new_ledger=True for its first run"
-    check(new or Path(path).exists(), str(path), "there is no ledger", remedy, LedgerError)
+    check(
+        new or Path(path).exists(),
+        str(path),
+        "there is no ledger",
+        "check the path, or say new_ledger=True for its first run",
+        LedgerError,
+    )
     return Ledger.create(path, uuid.uuid4().hex, filter=rule) if new else Ledger.open(path)

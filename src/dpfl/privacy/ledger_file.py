@@ -251,10 +251,17 @@ def database_errors(name: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         if "full" in str(error) or "disk I/O" in str(error):
-            remedy = "free some space and resume; what was charged is kept"
-            raise DiskError(name, f"cannot be written ({error})", remedy) from error
+            raise DiskError(
+                name,
+                f"cannot be written ({error})",
+                "free some space and resume; what was charged is kept",
+            ) from error
         if "locked" in str(error) or "busy" in str(error):
-            problem, remedy = "is in use by another process", "end that process, or try again later"
-            raise LedgerError(name, problem, remedy) from error
-        remedy = "restore it from a backup; a run does not go on without its ledger"
-        raise LedgerError(name, f"cannot be used ({error})", remedy) from error
+            raise LedgerError(
+                name, "is in use by another process", "end that process, or try again later"
+            ) from error
+        raise LedgerError(
+            name,
+            f"cannot be used ({error})",
+            "restore it from a backup; a run does not go on without its ledger",
+        ) from error

@@ -125,8 +125,13 @@ def sites_guarantee(statements: Sequence[Statement]) -> Guarantee:
     delta, the epsilon is infinite.
     """
     kinds = {(line.unit, line.adjacency, line.observer) for line in statements}
-    problem = f"statements of {len(kinds)} kinds (unit, adjacency, adversary) cannot be added up"
-    check(len(kinds) == 1, "sites", problem, "give statements of one kind", PrivacyRefusal)
+    check(
+        len(kinds) == 1,
+        "sites",
+        f"statements of {len(kinds)} kinds (unit, adjacency, adversary) cannot be added up",
+        "give statements of one kind",
+        PrivacyRefusal,
+    )
     known = [line.delta for line in statements if line.delta is not None]
     if len(known) < len(statements):
         return Guarantee(*kinds.pop(), math.inf, 1.0)
@@ -167,8 +172,12 @@ def trade_off_curve(
     [(0.05, 0.7405), (0.5, 0.1587)]
     """
     rates, events = sorted(points), merged(history)
-    good = all(0 <= rate <= 1 for rate in rates)
-    check(good, "trade-off", f"points {rates} are not all rates", "give numbers from 0 to 1")
+    check(
+        all(0 <= rate <= 1 for rate in rates),
+        "trade-off",
+        f"points {rates} are not all rates",
+        "give numbers from 0 to 1",
+    )
     plain = all(event.sampling_rate == 1 and event.noise_multiplier > 0 for event in events)
     deltas = _tangents(events, adjacency, rates) if events and plain else _DELTAS
     pairs = epsilon_curve(events, adjacency, deltas)

@@ -35,12 +35,18 @@ class RandomRuns:
     shape: float = 1.0
 
     def __post_init__(self) -> None:
-        problem = f"mean = {self.mean} runs"
-        good = 1 < self.mean <= MOST_MEAN
-        check(good, "random runs", problem, f"give a number above 1, at most {MOST_MEAN:g}")
-        good = 0 <= self.shape <= MOST_SHAPE or self.shape == math.inf
-        remedy = "give 0 (logarithmic), 1 (geometric), infinity (Poisson) or a number between"
-        check(good, "random runs", f"shape = {self.shape}", remedy)
+        check(
+            1 < self.mean <= MOST_MEAN,
+            "random runs",
+            f"mean = {self.mean} runs",
+            f"give a number above 1, at most {MOST_MEAN:g}",
+        )
+        check(
+            0 <= self.shape <= MOST_SHAPE or self.shape == math.inf,
+            "random runs",
+            f"shape = {self.shape}",
+            "give 0 (logarithmic), 1 (geometric), infinity (Poisson) or a number between",
+        )
 
     @cached_property
     def gamma(self) -> float:

@@ -154,13 +154,21 @@ def moments(
 def check_sampling(event: Event, adjacency: Adjacency, *, by_moments: bool = False) -> None:
     """Refuse a sampled release that has no proven bound; ``by_moments`` asks for one by RDP."""
     replace_one = adjacency is Adjacency.REPLACE_ONE
-    problem = f"fixed-size samples have no proven bound under {adjacency}"
-    remedy = "account for them under replace_one: leaving one unit out brings another in"
-    check(event.sampling != "uniform" or replace_one, "accountant", problem, remedy, PrivacyRefusal)
+    check(
+        event.sampling != "uniform" or replace_one,
+        "accountant",
+        f"fixed-size samples have no proven bound under {adjacency}",
+        "account for them under replace_one: leaving one unit out brings another in",
+        PrivacyRefusal,
+    )
     poisson = event.sampling == "poisson" and event.sampling_rate < 1
-    problem = "RDP has no bound for Poisson samples under replace_one"
-    covered = not (by_moments and poisson and replace_one)
-    check(covered, "accountant", problem, "use accountant = 'pld'", PrivacyRefusal)
+    check(
+        not (by_moments and poisson and replace_one),
+        "accountant",
+        "RDP has no bound for Poisson samples under replace_one",
+        "use accountant = 'pld'",
+        PrivacyRefusal,
+    )
 
 
 def _as_dp_event(event: Event, factor: float) -> Any:

@@ -95,9 +95,13 @@ def search_spend_of(
     histories = [merged(history) for history in candidates]
     for history in histories:
         check_question(history, delta, named, "renyi")
-        problem = "a run has bounds that may fail, for which no bound of a search is proven"
-        good = all(event.failure == 0 for event in history)
-        check(good, "search", problem, "use bounds that do not fail", PrivacyRefusal)
+        check(
+            all(event.failure == 0 for event in history),
+            "search",
+            "a run has bounds that may fail, for which no bound of a search is proven",
+            "use bounds that do not fail",
+            PrivacyRefusal,
+        )
     costs = [renyi_costs(history, named, SEARCH_ORDERS) for history in histories]
     one_run = [max(row) for row in zip(*costs, strict=True)]
     draws = max((sum(e.numbers * e.steps for e in own) for own in histories), default=0)
@@ -160,7 +164,11 @@ def calibrate_search(
         return cost((*beside, replace(plan, noise_multiplier=rung(index)))).epsilon <= epsilon
 
     place = bisect.bisect_left(_RUNGS, True, key=fits)
-    problem = f"no noise keeps a search of {runs.mean:g} runs within epsilon = {epsilon}"
-    remedy = "plan fewer steps or runs, or raise epsilon or delta"
-    check(place < len(_RUNGS), "search", problem, remedy, PrivacyRefusal)
+    check(
+        place < len(_RUNGS),
+        "search",
+        f"no noise keeps a search of {runs.mean:g} runs within epsilon = {epsilon}",
+        "plan fewer steps or runs, or raise epsilon or delta",
+        PrivacyRefusal,
+    )
     return rung(_RUNGS[place])

@@ -157,9 +157,13 @@ class SiteLedger(Ledger):
     def traces_removed(self, marks: Sequence[str]) -> None:
         """Write down that no file holds traces of these units any more, nor the ledger's own."""
         ((busy, *_),) = self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
-        remedy = "end that process, and run the command again"
-        problem = "is read by another process, and holds private parts until then"
-        check(not busy, self._name, problem, remedy, LedgerError)
+        check(
+            not busy,
+            self._name,
+            "is read by another process, and holds private parts until then",
+            "end that process, and run the command again",
+            LedgerError,
+        )
         with self._transaction() as entry:
             for mark in marks:
                 entry.connection.execute("DELETE FROM untraced WHERE mark = ?", (mark,))

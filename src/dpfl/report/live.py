@@ -59,9 +59,11 @@ class LiveServer(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
-            problem = f"cannot be listened on ({error.strerror})"
-            remedy = "choose another --port, or 0 for a free one"
-            raise PeerError(f"{HOST}:{port}", problem, remedy) from error
+            raise PeerError(
+                f"{HOST}:{port}",
+                f"cannot be listened on ({error.strerror})",
+                "choose another --port, or 0 for a free one",
+            ) from error
 
     @property
     def address(self) -> str:

@@ -27,13 +27,23 @@ def read_run(path: Path, *, finished: bool = True) -> ReportRun:
     A last line that was cut off by a kill is left out.
     """
     folder = RunFolder(path)
-    remedy = "name the folder of a run, or of a comparison"
-    check(folder.holds_run, str(path), "holds no run", remedy, FolderError)
+    check(
+        folder.holds_run,
+        str(path),
+        "holds no run",
+        "name the folder of a run, or of a comparison",
+        FolderError,
+    )
     text, experiment = _described(folder)
     go_on = f"dpfl run --resume {path}" if folder.experiment.exists() else "train with resume=True"
-    remedy = f"finish it: {go_on}; or dpfl watch {path}"
     ended = folder.summary.exists()
-    check(ended or not finished, str(path), "has not come to its end", remedy, FolderError)
+    check(
+        ended or not finished,
+        str(path),
+        "has not come to its end",
+        f"finish it: {go_on}; or dpfl watch {path}",
+        FolderError,
+    )
     summary = folder.read_summary() if ended else None
     stated = {line.account: line.budget for line in summary.statements} if summary else {}
     known = {client: budget for client, budget in stated.items() if budget is not None}
@@ -58,8 +68,9 @@ def _described(folder: RunFolder) -> tuple[str, Experiment | Training]:
         text = folder.experiment.read_text()
         return text, Experiment.from_dict(tomllib.loads(text), where)
     except (OSError, ValueError, ConfigurationError) as error:
-        problem = f"is not of this version ({read_problem(error)})"
-        raise FolderError(where, problem, older) from error
+        raise FolderError(
+            where, f"is not of this version ({read_problem(error)})", older
+        ) from error
 
 
 def _budgets(path: Path) -> dict[str, float]:
@@ -97,11 +108,19 @@ def of_folders(paths: Sequence[Path]) -> ReportInput:
     for label, own in methods.items():
         first = own[0].experiment.settings_key()
         repeated = all(run.experiment.settings_key() == first for run in own)
-        good = repeated and len({run.seed for run in own}) == len(own)
-        check(good, "runs", f"two runs of '{label}' differ in settings or repeat a seed", _APART)
+        check(
+            repeated and len({run.seed for run in own}) == len(own),
+            "runs",
+            f"two runs of '{label}' differ in settings or repeat a seed",
+            _APART,
+        )
     seeds = {tuple(run.seed for run in own) for own in methods.values()}
-    remedy = "run each with the same ones, or report them one by one"
-    check(len(seeds) == 1, "runs", "the methods were run with different seeds", remedy)
+    check(
+        len(seeds) == 1,
+        "runs",
+        "the methods were run with different seeds",
+        "run each with the same ones, or report them one by one",
+    )
     title = f"{runs[0].method}: one run" if len(runs) == 1 else f"{len(methods)} methods compared"
     return ReportInput(title=title, cases=[Case(methods=methods)])
 
@@ -110,11 +129,19 @@ def _check_comparable(one: ReportRun, other: ReportRun) -> None:
     """Refuse runs that say nothing about each other's methods."""
     pair = f"{one.folder} and {other.folder}"
     keys, others = one.experiment.federation_key(), other.experiment.federation_key()
-    alike = one.experiment.python == other.experiment.python
-    check(alike, "runs", f"{pair} are of different kinds", _APART)
+    check(
+        one.experiment.python == other.experiment.python,
+        "runs",
+        f"{pair} are of different kinds",
+        _APART,
+    )
     for section in sorted(keys.keys() & others.keys()):
-        same = keys[section] == others[section]
-        check(same, "runs", f"{pair} differ in [{section}]: they cannot be compared", _APART)
+        check(
+            keys[section] == others[section],
+            "runs",
+            f"{pair} differ in [{section}]: they cannot be compared",
+            _APART,
+        )
     planned = keys.keys() != others.keys()  # one of the methods plans its own
     same = one.experiment.rounds == other.experiment.rounds
     check(planned or same, "runs", f"{pair} differ in rounds", _APART)
@@ -125,9 +152,13 @@ def of_results(results: StudyResult, kept: Path) -> ReportInput:
 
     ``kept`` is the folder that holds the folders of its runs.
     """
-    final = any(cell.runs for cell in results.cells)
-    remedy = "compare with --tuned, and report that"
-    check(final, "results", "hold a search and no final runs", remedy, FolderError)
+    check(
+        any(cell.runs for cell in results.cells),
+        "results",
+        "hold a search and no final runs",
+        "compare with --tuned, and report that",
+        FolderError,
+    )
     cases = []
     for case in results.cases:
         own = results.of_case(case)

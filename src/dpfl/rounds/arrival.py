@@ -54,9 +54,14 @@ class Arrival:
     def _take(self, uplinks: Sequence[Uplink], total: SumOfUploads | None) -> None:
         """Decode each upload once; whatever is not as agreed counts as missing, and says why."""
         for uplink in uplinks:
-            client, remedy = uplink.client, "send each upload once, to its own round"
-            where, problem = f"upload of '{client}'", "was not asked for, or came twice"
-            check(client in self.missing, where, problem, remedy, PeerError)
+            client = uplink.client
+            check(
+                client in self.missing,
+                f"upload of '{client}'",
+                "was not asked for, or came twice",
+                "send each upload once, to its own round",
+                PeerError,
+            )
             if uplink.payload is None or total is not None:
                 self.missing[client] = uplink.reason or self.missing[client]
                 continue
@@ -96,8 +101,13 @@ class Arrival:
             undone = -1
             with suppress(RuntimeError, IndexError):
                 undone = len(self._undo(message, self._who(client)))
-            problem = f"{len(message)} numbers are not what was agreed"
-            check(undone == size, f"upload of '{client}'", problem, "send those", PeerError)
+            check(
+                undone == size,
+                f"upload of '{client}'",
+                f"{len(message)} numbers are not what was agreed",
+                "send those",
+                PeerError,
+            )
         return message
 
     def told(self, record: RoundRecord, ids: tuple[str, ...]) -> RoundRecord:

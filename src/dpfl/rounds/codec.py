@@ -125,8 +125,13 @@ def decode_download(payload: bytes, size: int) -> Downlink:
 
     Size, shape and type are checked before anything is used; whatever is not as agreed is refused.
     """
-    problem, most = f"{len(payload)} bytes", f"send at most {LARGEST_DOWNLINK}"
-    check(len(payload) <= LARGEST_DOWNLINK, "download", problem, most, PeerError)
+    check(
+        len(payload) <= LARGEST_DOWNLINK,
+        "download",
+        f"{len(payload)} bytes",
+        f"send at most {LARGEST_DOWNLINK}",
+        PeerError,
+    )
     try:
         tensors = safetensors.load(payload)
         (length,) = struct.unpack_from("<Q", payload)
@@ -136,9 +141,13 @@ def decode_download(payload: bytes, size: int) -> Downlink:
             raise ValueError("a negative number")
     except (SafetensorError, KeyError, ValueError, TypeError, OverflowError) as error:
         raise PeerError("download", f"cannot be read ({error})", _SAME_VERSION) from error
-    good = start.shape == (size,) and start.dtype == torch.float32
-    problem = f"start has shape {tuple(start.shape)} of {start.dtype}"
-    check(good, "download", problem, f"send {size} float32 numbers", PeerError)
+    check(
+        start.shape == (size,) and start.dtype == torch.float32,
+        "download",
+        f"start has shape {tuple(start.shape)} of {start.dtype}",
+        f"send {size} float32 numbers",
+        PeerError,
+    )
     shared: dict[str, Shared] = {}
     for name, tensor in tensors.items():
         slot, _, field = name.partition("/")

@@ -77,9 +77,14 @@ def false_claims(federation: Federation, misreports: Mapping[str, float]) -> dic
     """
     claims, numbered = {}, {str(i): client for i, client in enumerate(federation.ids)}
     for name, factor in misreports.items():
-        where, remedy = f"misreporting client '{name}'", "name a client, or its number from 0"
+        where = f"misreporting client '{name}'"
         client = name if name in federation.shards else numbered.get(name, "")
-        check(client in federation.budgets, where, "is not a client with a budget", remedy)
+        check(
+            client in federation.budgets,
+            where,
+            "is not a client with a budget",
+            "name a client, or its number from 0",
+        )
         positive(where, factor=factor)
         honest = true_claims(federation.budgets[client], federation.shards[client].examples)
         claims[client] = replace(honest, epsilon=honest.epsilon * factor, accountant=None)
@@ -115,9 +120,16 @@ def check_budget(member: Member, *, unit: Unit, observer: Observer) -> None:
     budget, where = member.budget, f"budget of '{member.id}'"
     if budget is None:
         return
-    problem = f"is per {budget.unit}, but the method protects a {unit}"
-    check(budget.unit in (None, unit), where, problem, "choose a method with that unit")
+    check(
+        budget.unit in (None, unit),
+        where,
+        f"is per {budget.unit}, but the method protects a {unit}",
+        "choose a method with that unit",
+    )
     protected = {Observer.SERVER: (Observer.SERVER, Observer.WORLD), Observer.WORLD: (observer,)}
-    problem = f"is against the {budget.observer}, but the method protects against {observer}"
-    good = budget.observer is None or budget.observer in protected.get(observer, ())
-    check(good, where, problem, "choose a method that protects from that adversary")
+    check(
+        budget.observer is None or budget.observer in protected.get(observer, ()),
+        where,
+        f"is against the {budget.observer}, but the method protects against {observer}",
+        "choose a method that protects from that adversary",
+    )

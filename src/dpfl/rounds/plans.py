@@ -62,8 +62,13 @@ def charge_world(
     accounts = {run.populations[client] for client in eligible} if agreement.amplified else drawn
     offers = dict.fromkeys(accounts, (cost, frozenset({Observer.WORLD}), None))
     unpaid = _charge(agreement, run, round_, Observer.WORLD, offers)
-    problem, remedy = f"{sorted(unpaid)} cannot pay", "ask willing() before drawing"
-    check(not unpaid, f"round {round_}", problem, remedy, PrivacyRefusal)
+    check(
+        not unpaid,
+        f"round {round_}",
+        f"{sorted(unpaid)} cannot pay",
+        "ask willing() before drawing",
+        PrivacyRefusal,
+    )
 
 
 def _charge(

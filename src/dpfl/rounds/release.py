@@ -47,9 +47,12 @@ def buffer_shapes(model: nn.Module, releases: tuple[Release, ...]) -> dict[str, 
     """The shapes of the buffers that releases write; a buffer that the model lacks is refused."""
     buffers = dict(model.named_buffers())
     for release in releases:
-        problem = f"the model has no buffer '{release.into}'"
-        known = f"its buffers are {', '.join(buffers) or 'none'}"
-        check(release.into in buffers, "release", problem, known)
+        check(
+            release.into in buffers,
+            "release",
+            f"the model has no buffer '{release.into}'",
+            f"its buffers are {', '.join(buffers) or 'none'}",
+        )
     return {release.into: tuple(buffers[release.into].shape) for release in releases}
 
 
@@ -135,8 +138,9 @@ def _inputs_of(model: nn.Module, buffer: str, batch: Tensor) -> Tensor:
         return inputs.flatten(1).to(torch.float32)
     finally:
         handle.remove()
-    remedy = "use a module that forward calls"
-    raise ConfigurationError("release", f"the owner of '{buffer}' is never called", remedy)
+    raise ConfigurationError(
+        "release", f"the owner of '{buffer}' is never called", "use a module that forward calls"
+    )
 
 
 def combined(

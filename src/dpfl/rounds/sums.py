@@ -32,10 +32,13 @@ class SumPlan:
 
     def check_upload(self, integers: Integers, client: str) -> None:
         """Refuse integers that the plan does not allow: a sum of them could wrap."""
-        good = len(integers) == self.numbers and _most(integers) <= self.largest
-        problem = f"{len(integers)} integers of up to {_most(integers)} in absolute value"
-        remedy = f"send {self.numbers} of up to {self.largest}"
-        check(good, f"upload of '{client}'", problem, remedy, PeerError)
+        check(
+            len(integers) == self.numbers and _most(integers) <= self.largest,
+            f"upload of '{client}'",
+            f"{len(integers)} integers of up to {_most(integers)} in absolute value",
+            f"send {self.numbers} of up to {self.largest}",
+            PeerError,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +51,22 @@ class SumOfUploads:
     def check_plan(self, plan: SumPlan, drawn: tuple[str, ...]) -> None:
         """Refuse a sum that uploads of this plan, by drawn clients, cannot have."""
         members, least = len(self.ids), plan.group.least
-        known = set(self.ids) <= set(drawn) and members == len(set(self.ids)) >= least
-        problem = f"of {members} clients, where at least {least} of {len(drawn)} drawn ones belong"
-        check(known, "secure sum", problem, "add up uploads of the drawn clients", PeerError)
+        check(
+            set(self.ids) <= set(drawn) and members == len(set(self.ids)) >= least,
+            "secure sum",
+            f"of {members} clients, where at least {least} of {len(drawn)} drawn ones belong",
+            "add up uploads of the drawn clients",
+            PeerError,
+        )
         good = self.integers.shape == (plan.numbers,)
         good = good and _most(self.integers) <= members * plan.largest
-        problem = f"{self.integers.size} integers of up to {_most(self.integers)}"
-        remedy = f"add up {plan.numbers} of up to {plan.largest} each"
-        check(good, "secure sum", problem, remedy, PeerError)
+        check(
+            good,
+            "secure sum",
+            f"{self.integers.size} integers of up to {_most(self.integers)}",
+            f"add up {plan.numbers} of up to {plan.largest} each",
+            PeerError,
+        )
 
 
 def upload_grid(strategy: Strategy, terms: Terms, round_: int, drawn: int) -> Grid | None:
@@ -76,11 +87,17 @@ def sum_plan(strategy: Strategy, terms: Terms, round_: int, drawn: int) -> SumPl
     """Plan the sum of one round's uploads; refused where it cannot hide, or add up, anything."""
     group, grid = strategy.channel.group(drawn), upload_grid(strategy, terms, round_, drawn)
     if grid is None:
-        problem = "its uploads are not whole multiples of one step, which a secure sum adds up"
-        raise ConfigurationError(strategy.name, problem, "use with_secure_sum")
+        raise ConfigurationError(
+            strategy.name,
+            "its uploads are not whole multiples of one step, which a secure sum adds up",
+            "use with_secure_sum",
+        )
     if group is None:
-        problem = f"{type(strategy.channel).__name__} is no secure sum"
-        raise ConfigurationError(strategy.name, problem, "use with_secure_sum")
+        raise ConfigurationError(
+            strategy.name,
+            f"{type(strategy.channel).__name__} is no secure sum",
+            "use with_secure_sum",
+        )
     if round_ < 0:
         numbers, largest = terms.releases[round_][1], LARGEST_RELEASE + LARGEST
         return SumPlan(step=grid.step, numbers=numbers, largest=largest, group=group)

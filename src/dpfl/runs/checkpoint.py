@@ -62,8 +62,14 @@ class Checkpoint:
     @classmethod
     def read(cls, path: Path, experiment: str) -> Self:
         """Read a file back; damage, or a checkpoint of another experiment, is refused."""
-        where, remedy = str(path), f"{_RESTORE}, or start again in a new folder"
-        check(path.is_file(), where, "there is no checkpoint", remedy, CheckpointError)
+        where = str(path)
+        check(
+            path.is_file(),
+            where,
+            "there is no checkpoint",
+            f"{_RESTORE}, or start again in a new folder",
+            CheckpointError,
+        )
         try:
             with safe_open(where, framework="pt") as stream:
                 metadata = stream.metadata() or {}
@@ -71,14 +77,26 @@ class Checkpoint:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(where, f"cannot be read ({error})", _RESTORE) from error
         told = (metadata.get("format"), metadata.get("sha256"))
-        whole = told == (CHECKPOINT_FORMAT, tensors_digest(tensors))
-        check(whole, where, "is damaged or of another version", _RESTORE, CheckpointError)
+        check(
+            told == (CHECKPOINT_FORMAT, tensors_digest(tensors)),
+            where,
+            "is damaged or of another version",
+            _RESTORE,
+            CheckpointError,
+        )
         if metadata.get("split") != SPLIT_VERSION:
-            problem = "began under another rule for which records are tested on"
-            raise CheckpointError(where, problem, "begin the run anew in a new folder")
-        same, remedy = metadata.get("experiment") == experiment, "put back the files of this run"
-        problem = "belongs to another experiment or to other data"
-        check(same, where, problem, remedy, CheckpointError)
+            raise CheckpointError(
+                where,
+                "began under another rule for which records are tested on",
+                "begin the run anew in a new folder",
+            )
+        check(
+            metadata.get("experiment") == experiment,
+            where,
+            "belongs to another experiment or to other data",
+            "put back the files of this run",
+            CheckpointError,
+        )
 
         def group(name: str) -> dict[str, Tensor]:
             start = f"{name}/"
@@ -94,17 +112,22 @@ class Checkpoint:
             )
             run, private = metadata["run"], group("private")
         except (KeyError, ValueError, TypeError) as error:
-            problem = f"cannot be read ({read_problem(error)})"
-            raise CheckpointError(where, problem, _RESTORE) from error
+            raise CheckpointError(
+                where, f"cannot be read ({read_problem(error)})", _RESTORE
+            ) from error
         return cls(state=state, run=run, experiment=experiment, private=private)
 
     def check_follows(self, first: State, path: Path) -> None:
         """Refuse a state that no run comes to which begins with the state ``first``."""
         own, model = self.state, self.state.model
         same = (model.shape, model.dtype) == (first.model.shape, first.model.dtype)
-        good = same and own.plugs.keys() == first.plugs.keys() and own.round >= first.round
-        problem = "does not hold the model and the components of this run, or an earlier round"
-        check(good, str(path), problem, _RESTORE, CheckpointError)
+        check(
+            same and own.plugs.keys() == first.plugs.keys() and own.round >= first.round,
+            str(path),
+            "does not hold the model and the components of this run, or an earlier round",
+            _RESTORE,
+            CheckpointError,
+        )
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -38,10 +38,18 @@ with warnings.catch_warnings():  # pydantic's models have an old method of the n
             if given is None:
                 return values
             schema = Schema.from_dict(given, "[data] schema")
-            problem, remedy = "describes the columns of files, and none are given", "name a folder"
-            check(values.get("folder") is not None, "[data] schema", problem, remedy)
-            problem, remedy = "is given beside a schema, which names the target", "leave it out"
-            check(values.get("label") is None, "[data] label", problem, remedy)
+            check(
+                values.get("folder") is not None,
+                "[data] schema",
+                "describes the columns of files, and none are given",
+                "name a folder",
+            )
+            check(
+                values.get("label") is None,
+                "[data] label",
+                "is given beside a schema, which names the target",
+                "leave it out",
+            )
             return {**values, "schema": schema.to_lists()}
 
         def described(self) -> Schema | None:

@@ -94,20 +94,33 @@ class Offer(TomlFile):
     def agrees(self, where: str) -> None:
         """Every site is named once, there are enough of them, and there is such a task."""
         planned = self.method.name in METHODS and METHODS[self.method.name].model is not None
-        given, at = self.run.rounds is not None or planned, f"{where}, [run] rounds"
-        check(given, at, "is missing", "give a value")
+        check(
+            self.run.rounds is not None or planned,
+            f"{where}, [run] rounds",
+            "is missing",
+            "give a value",
+        )
         check_name(f"{where}, [study] name", self.study.name)
         self.learned(f"{where}, ")
         self.measurements()
         schema, stated = self.study.described(), self.study.unit
         if stated is not None and schema is not None:
-            problem = f"'{stated}' was given, and the schema makes it '{schema.unit}'"
-            check(stated == schema.unit, f"{where}, [study] unit", problem, "leave it out")
+            check(
+                stated == schema.unit,
+                f"{where}, [study] unit",
+                f"'{stated}' was given, and the schema makes it '{schema.unit}'",
+                "leave it out",
+            )
         unit_called(self.unit_word)
         sites, least = self.study.sites, self.run.least_sites
         check(len(set(sites)) == len(sites), where, "names a site twice", "name each site once")
-        where, problem = f"{where}, [run] least_sites", f"{least} of {len(sites)} sites are needed"
-        check(least <= len(sites), where, problem, "name more sites, or lower least_sites")
+        where = f"{where}, [run] least_sites"
+        check(
+            least <= len(sites),
+            where,
+            f"{least} of {len(sites)} sites are needed",
+            "name more sites, or lower least_sites",
+        )
 
     @property
     def unit_word(self) -> str:
@@ -141,20 +154,34 @@ class Offer(TomlFile):
         strategy = self.method.strategy(self.run, self.server, self.secure_sum, sites)
         group = strategy.channel.group(strategy.selection.cohort_size(sites) or sites)
         problem = "every sum holds one honest site only, and sites ask for 2 or more"
-        good, remedy = group is None or group.honest >= LEAST_HONEST, "name more sites"
-        check(good, "[secure_sum]", problem, remedy, PrivacyRefusal)
+        check(
+            group is None or group.honest >= LEAST_HONEST,
+            "[secure_sum]",
+            problem,
+            "name more sites",
+            PrivacyRefusal,
+        )
         where, channel = f"method '{self.method.name}'", type(strategy.channel).__name__
         problem = f"its channel ({channel}) exists in a simulation only: real sites send messages"
         problem += " one by one, and the guarantee rests on their sum"
-        remedy = "use another method, or simulate it"
-        check(not strategy.channel.simulated, where, problem, remedy, PrivacyRefusal)
+        check(
+            not strategy.channel.simulated,
+            where,
+            problem,
+            "use another method, or simulate it",
+            PrivacyRefusal,
+        )
         remedy = "use it in a simulation"
         for flag in strategy.flags:
             check(flag not in _SIMULATED, where, _SIMULATED.get(flag, ""), remedy, PrivacyRefusal)
         stated, schema = self.study.unit, self.study.described()
         problem = f"'{stated}' was given, and {self.method.name} protects whole sites"
-        good = stated is None or strategy.unit.of_data
-        check(good, "[study] unit", problem, "leave it out, or use another method")
+        check(
+            stated is None or strategy.unit.of_data,
+            "[study] unit",
+            problem,
+            "leave it out, or use another method",
+        )
         strategy.check_measured(sum(part for part, _ in self.measurements()))
         single = schema is None or schema.single
         return strategy.protecting(unit_called(self.unit_word), single=single)
@@ -181,8 +208,11 @@ class Offer(TomlFile):
         if metric is None:
             return ()
         if rounds is None:
-            problem = "measurements are planned before the method has planned its rounds"
-            raise ConfigurationError("[run] rounds", problem, "give a number beside [accounted]")
+            raise ConfigurationError(
+                "[run] rounds",
+                "measurements are planned before the method has planned its rounds",
+                "give a number beside [accounted]",
+            )
         schema, task = self.study.described(), self.learned()
         single = schema is None or schema.single
         return metric.shares(task if single else PerPerson(task=task), rounds)

@@ -46,9 +46,9 @@ def frame_of(rows: Sequence[Plain], index: str | None = None) -> Any:
     try:
         import pandas as pd  # type: ignore[import-untyped]
     except ImportError as error:
-        remedy = "run: pip install pandas"
-        problem = "needs pandas, which is not installed"
-        raise ConfigurationError("to_pandas", problem, remedy) from error
+        raise ConfigurationError(
+            "to_pandas", "needs pandas, which is not installed", "run: pip install pandas"
+        ) from error
     frame = pd.DataFrame(rows)
     return frame.set_index(index) if index is not None and len(frame) else frame
 

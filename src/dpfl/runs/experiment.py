@@ -93,8 +93,9 @@ class Experiment(TomlFile):
         weights = self.model.weights_sha256 is None and self.model.weights
         for name in (weights, self.budgets.epsilon):
             if isinstance(name, str) and (name == weights or is_budget_file(name)):
-                remedy = "read it by Experiment.from_options"
-                raise ConfigurationError(where, f"the file '{name}' was not read", remedy)
+                raise ConfigurationError(
+                    where, f"the file '{name}' was not read", "read it by Experiment.from_options"
+                )
 
     @model_validator(mode="before")
     @classmethod
@@ -206,16 +207,21 @@ class Experiment(TomlFile):
         epsilon, delta, scale = self.budgets.epsilon, self.budgets.delta, self.budgets.scale
         if epsilon is not None:
             if delta is None:
-                remedy = "give a delta well below 1 / records of the smallest client"
-                problem = "is missing and has no default"
-                raise ConfigurationError("[budgets] delta", problem, remedy)
+                raise ConfigurationError(
+                    "[budgets] delta",
+                    "is missing and has no default",
+                    "give a delta well below 1 / records of the smallest client",
+                )
             seed = self.public_seed().child("budgets")
             budgets = make_budgets(epsilon, delta, federation.ids, seed)
             own = {c: replace(b, epsilon=b.epsilon * (scale or 1)) for c, b in budgets.items()}
             federation = federation.with_budgets(own)
         for client in sorted(set(self.clients) - set(federation.ids)):
-            near = did_you_mean(client, federation.ids)
-            raise ConfigurationError(f"[clients.{client}]", "is not in the federation", near)
+            raise ConfigurationError(
+                f"[clients.{client}]",
+                "is not in the federation",
+                did_you_mean(client, federation.ids),
+            )
         return replace(federation, client_settings=self._client_settings(federation.ids))
 
     def _client_settings(self, ids: tuple[str, ...]) -> dict[str, ClientSettings]:
@@ -236,17 +242,30 @@ class Experiment(TomlFile):
         """Load the records and share them out."""
         name, folder, seed = self.data.name, self.data.folder, self.public_seed().child("data")
         if (name is None) == (folder is None):
-            problem = "needs either a name or a folder"
-            raise ConfigurationError("[data]", problem, "name one data set")
-        label, remedy = self.data.label, "leave it out: it is for the files of a folder"
-        problem = f"'{label}' is given for the data set '{name}', which has its own"
-        check(label is None or folder is not None, "[data] label", problem, remedy)
-        problem, named = f"is for a folder, and '{name}' is a data set", folder is None
-        check(not (named and self.data.stratified), "[data] stratified", problem, "leave it out")
+            raise ConfigurationError(
+                "[data]", "needs either a name or a folder", "name one data set"
+            )
+        label = self.data.label
+        check(
+            label is None or folder is not None,
+            "[data] label",
+            f"'{label}' is given for the data set '{name}', which has its own",
+            "leave it out: it is for the files of a folder",
+        )
+        named = folder is None
+        check(
+            not (named and self.data.stratified),
+            "[data] stratified",
+            f"is for a folder, and '{name}' is a data set",
+            "leave it out",
+        )
         if folder is not None:
             for key in self.partition.model_dump(exclude_defaults=True).keys() - {"validation"}:
-                problem = "the files of a folder are shared out already"
-                raise ConfigurationError(f"[partition] {key}", problem, "leave it out")
+                raise ConfigurationError(
+                    f"[partition] {key}",
+                    "the files of a folder are shared out already",
+                    "leave it out",
+                )
             return Federation.from_files(
                 folder,
                 label=self.data.label,
@@ -258,10 +277,12 @@ class Experiment(TomlFile):
         assert name is not None
         dataset = load_dataset(name, data_folder)
         kind, clients = self.partition.kind, self.partition.clients
-        problem = f"'{name}' comes in {len(dataset.silos or ())} natural silos"
-        remedy = "leave the number out, or name a partition (natural draws some of them)"
-        fits = not dataset.silos or kind is not None or clients is None
-        check(fits, "[partition] clients", problem, remedy)
+        check(
+            not dataset.silos or kind is not None or clients is None,
+            "[partition] clients",
+            f"'{name}' comes in {len(dataset.silos or ())} natural silos",
+            "leave the number out, or name a partition (natural draws some of them)",
+        )
         kind = kind or ("natural" if dataset.silos else "iid")
         settings = self.partition.model_dump(exclude={"clients", "kind", "validation"})
         partition, learned = Partition(**settings, kind=kind), self.learned(dataset.learned)

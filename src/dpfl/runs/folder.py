@@ -81,10 +81,12 @@ class RunFolder:
         file = self.training if python else self.experiment
         if self.holds_run:
             same = file.exists() and file.read_bytes() == description.encode()
-            problem = f"already holds {'a run of this' if same else 'another'} experiment"
             go_on = "give resume=True" if python else f"use dpfl run --resume {where}"
-            remedy = f"{go_on}, or {other}" if same else f"{other}: it is left as it is"
-            raise FolderError(where, problem, remedy)
+            raise FolderError(
+                where,
+                f"already holds {'a run of this' if same else 'another'} experiment",
+                f"{go_on}, or {other}" if same else f"{other}: it is left as it is",
+            )
         is_folder = self.path.is_dir()
         check(is_folder or not self.path.exists(), where, "is a file", other, FolderError)
         ours = {".lock", f"{file.name}.new"}  # left by a run that was killed before it began
@@ -111,16 +113,18 @@ class RunFolder:
         try:
             lines = path.read_text().split("\n") if path.exists() else []
         except (OSError, UnicodeDecodeError) as error:
-            problem = f"cannot be read ({read_problem(error)})"
-            raise FolderError(str(path), problem, _RESTORE) from error
+            raise FolderError(
+                str(path), f"cannot be read ({read_problem(error)})", _RESTORE
+            ) from error
         records = []
         for number, line in enumerate(lines, 1):
             try:
                 records += [_table(line)] if line else []
             except ValueError as error:
                 if number < len(lines):
-                    problem = f"line {number} cannot be read"
-                    raise FolderError(str(path), problem, _RESTORE) from error
+                    raise FolderError(
+                        str(path), f"line {number} cannot be read", _RESTORE
+                    ) from error
         return records
 
     def read_timings(self) -> list[dict[str, float]]:
@@ -146,8 +150,9 @@ class RunFolder:
                 check_types(record)
             return found
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            problem = f"cannot be read ({read_problem(error)})"
-            raise FolderError(str(self.rounds), problem, _RESTORE) from error
+            raise FolderError(
+                str(self.rounds), f"cannot be read ({read_problem(error)})", _RESTORE
+            ) from error
 
     def cut_back(self, first: int, round_: int) -> list[RoundRecord]:
         """Forget what was written of rounds that the checkpoint does not contain: they will be
@@ -157,9 +162,13 @@ class RunFolder:
         """
         kept = [record for record in self.read_rounds() if record.round < round_]
         rounds = [record.round for record in kept if record.round >= first]
-        whole = rounds == list(range(first, round_))
-        problem = f"does not hold the rounds up to {round_ - 1} of the checkpoint"
-        check(whole, str(self.rounds), problem, _RESTORE, FolderError)
+        check(
+            rounds == list(range(first, round_)),
+            str(self.rounds),
+            f"does not hold the rounds up to {round_ - 1} of the checkpoint",
+            _RESTORE,
+            FolderError,
+        )
         if self.rounds.exists():
             lines = "".join(json.dumps(record.to_dict()) + "\n" for record in kept)
             write_safely(self.rounds, lines.encode())
@@ -209,9 +218,9 @@ class RunFolder:
         try:
             values = _table(self.summary.read_text())
         except (OSError, ValueError) as error:
-            remedy = "finish the run: resume it"
-            problem = f"cannot be read ({read_problem(error)})"
-            raise FolderError(where, problem, remedy) from error
+            raise FolderError(
+                where, f"cannot be read ({read_problem(error)})", "finish the run: resume it"
+            ) from error
         return Summary.from_dict(values, where)
 
 

@@ -31,8 +31,11 @@ def foreign_settings(values: Plain, methods: Iterable[str]) -> list[str]:
     """
     foreign = values.get("method", {}).keys() - settings_of(methods) - {"name"}
     for setting in foreign and foreign - settings_of(METHODS):
-        remedy = did_you_mean(setting, settings_of(METHODS))
-        raise ConfigurationError("[method]", f"none of the methods has '{setting}'", remedy)
+        raise ConfigurationError(
+            "[method]",
+            f"none of the methods has '{setting}'",
+            did_you_mean(setting, settings_of(METHODS)),
+        )
     return sorted(foreign)
 
 

@@ -145,8 +145,9 @@ def logging_to(
     try:
         library = importlib.import_module(module)
     except ImportError as error:
-        remedy = f"pip install {name}, or leave --log out"
-        raise ConfigurationError("--log", f"{name} is not installed", remedy) from error
+        raise ConfigurationError(
+            "--log", f"{name} is not installed", f"pip install {name}, or leave --log out"
+        ) from error
     settings = dict(_settings(experiment.to_dict()))
     with closing(Logger(name, lambda: make(library, folder, settings), complain)) as logger:
         yield logger

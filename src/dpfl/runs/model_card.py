@@ -110,16 +110,20 @@ class ModelCard:
 
     def make_model(self, task: Task) -> "nn.Module":
         """Build the model that dpfl built for training, its weights still those of a start."""
-        problem = f"holds the weights of a {self.module} of the user's own"
-        remedy = f"give one: dpfl.load(folder, model={self.module}(...))"
-        check(self.built is not None, "model.json", problem, remedy)
+        check(
+            self.built is not None,
+            "model.json",
+            f"holds the weights of a {self.module} of the user's own",
+            f"give one: dpfl.load(folder, model={self.module}(...))",
+        )
         settings = dict(self.built or {})
         own: Any = {"seed": PublicSeed(0), "inputs": self.make_inputs()}
         try:
             return make_model(settings.pop("name"), self.shape, task.width, **settings, **own)
         except (KeyError, TypeError) as error:
-            problem, remedy = f"describes no model ({read_problem(error)})", "restore it"
-            raise FolderError("model.json", problem, remedy) from error
+            raise FolderError(
+                "model.json", f"describes no model ({read_problem(error)})", "restore it"
+            ) from error
 
     def write(self, path: Path) -> None:
         """Write the card as JSON, with the version of its format, to ``path``."""

@@ -54,9 +54,12 @@ class ModelSection(Section):
             loaded = load_weights(model, self.weights, self.weights_sha256)
         with in_section("model"):
             missing = freeze(model, self.freeze or ()) - (set() if loaded is None else loaded)
-        problem = f"'{min(missing, default='')}' is frozen, and {self.weights} does not hold it"
-        remedy = "learn it, or add it to the weights"
-        check(loaded is None or not missing, "[model] freeze", problem, remedy)
+        check(
+            loaded is None or not missing,
+            "[model] freeze",
+            f"'{min(missing, default='')}' is frozen, and {self.weights} does not hold it",
+            "learn it, or add it to the weights",
+        )
         return model
 
 

@@ -57,12 +57,15 @@ def _with_budgets(section: Plain, folder: Path) -> Plain:
     delta = {client: deltas.get(client, common) for client in epsilons}
     for client, value in delta.items():
         if value is None:
-            remedy = "give a delta column, or one delta for all"
-            raise ConfigurationError(where, f"has no delta for '{client}'", remedy)
+            raise ConfigurationError(
+                where, f"has no delta for '{client}'", "give a delta column, or one delta for all"
+            )
         if complete and common not in (None, value):
-            problem = f"gives '{client}' delta {value}, and {common} was given for all"
-            remedy = "leave one of the two out; a delta for all fills empty cells of the column"
-            raise ConfigurationError(where, problem, remedy)
+            raise ConfigurationError(
+                where,
+                f"gives '{client}' delta {value}, and {common} was given for all",
+                "leave one of the two out; a delta for all fills empty cells of the column",
+            )
     return {**section, "epsilon": epsilons, "delta": delta}
 
 

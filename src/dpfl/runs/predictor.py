@@ -78,8 +78,12 @@ class Predictor:
         A task without probabilities, such as regression, is refused.
         """
         found = self.task.probabilities(self.outputs(x))
-        problem, remedy = f"{self.task.name} has no probabilities", "use predict"
-        check(found is not None, "predict_proba", problem, remedy)
+        check(
+            found is not None,
+            "predict_proba",
+            f"{self.task.name} has no probabilities",
+            "use predict",
+        )
         assert found is not None
         probabilities: np.ndarray = found.numpy()
         return probabilities
@@ -103,17 +107,29 @@ class Predictor:
                 given = given.astype(np.float32)
             records = torch.as_tensor(given)
         except (TypeError, ValueError) as error:
-            remedy = "give one row of numbers per record"
-            raise DataError("records", "cannot be read as an array of numbers", remedy) from error
+            raise DataError(
+                "records",
+                "cannot be read as an array of numbers",
+                "give one row of numbers per record",
+            ) from error
         if records.dtype == torch.float64:
             records = records.to(torch.float32)
         flat = tuple(records.shape[1:])
-        problem = f"have shape {flat}, the model takes {self.shape}"
-        check(flat == self.shape, "records", problem, "give the features of training", DataError)
+        check(
+            flat == self.shape,
+            "records",
+            f"have shape {flat}, the model takes {self.shape}",
+            "give the features of training",
+            DataError,
+        )
         check(len(records) > 0, "records", "there are none", "give at least one", DataError)
-        whole = bool(torch.isfinite(records).all()) if records.is_floating_point() else True
-        remedy = "fill or drop missing values first"
-        check(whole, "records", "hold something that is not a number", remedy, DataError)
+        check(
+            bool(torch.isfinite(records).all()) if records.is_floating_point() else True,
+            "records",
+            "hold something that is not a number",
+            "fill or drop missing values first",
+            DataError,
+        )
         return records
 
 
@@ -205,12 +221,16 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
-        problem, remedy = f"cannot be read ({error})", "name the folder of a finished run"
-        raise FolderError(str(path), problem, remedy) from error
+        raise FolderError(
+            str(path), f"cannot be read ({error})", "name the folder of a finished run"
+        ) from error
     for name, tensor in tensors.items():
         if not all_finite(tensor):
-            problem = f"'{name}' holds numbers that are not finite"
-            raise FolderError(str(path), problem, "look at the last rounds of training")
+            raise FolderError(
+                str(path),
+                f"'{name}' holds numbers that are not finite",
+                "look at the last rounds of training",
+            )
     return tensors
 
 
@@ -223,9 +243,12 @@ def _fill(module: nn.Module, path: Path, frozen: str) -> None:
     wanted = {name for name, one in module.named_parameters() if one.requires_grad}
     _replace(module, path, {**dict.fromkeys(wanted), **tensors})
     kept = {name: one for name, one in module.named_parameters() if name not in tensors}
-    problem = "the model's frozen parameters are not those of training, and the file has none"
-    remedy = "give a model with the same frozen weights"
-    check(not frozen or tensors_digest(kept) == frozen, str(path), problem, remedy)
+    check(
+        not frozen or tensors_digest(kept) == frozen,
+        str(path),
+        "the model's frozen parameters are not those of training, and the file has none",
+        "give a model with the same frozen weights",
+    )
 
 
 def _replace(module: nn.Module, path: Path, tensors: Mapping[str, Tensor | None]) -> None:
@@ -234,9 +257,11 @@ def _replace(module: nn.Module, path: Path, tensors: Mapping[str, Tensor | None]
     for name, tensor in sorted(tensors.items()):
         shapes = [None if x is None else tuple(x.shape) for x in (parameters.get(name), tensor)]
         if tensor is None or shapes[0] != shapes[1]:
-            problem = f"'{name}' has shape {shapes[0]} in the model and {shapes[1]} in the file"
-            remedy = "give the model that was trained, with the same settings"
-            raise ConfigurationError(str(path), problem, remedy)
+            raise ConfigurationError(
+                str(path),
+                f"'{name}' has shape {shapes[0]} in the model and {shapes[1]} in the file",
+                "give the model that was trained, with the same settings",
+            )
         with torch.no_grad():
             parameters[name].copy_(tensor)
 
@@ -254,14 +279,23 @@ def read_records(path: Path, predictor: Predictor, drop: tuple[str, ...] = ()) -
     check(path.is_file(), str(path), "is not there", "check the path", DataError)
     columns, rows = read_columns(path)
     for name in drop:
-        problem, near = f"has no column '{name}'", f"its columns are {', '.join(columns)}"
-        check(columns.pop(name, None) is not None, str(path), problem, near, DataError)
+        check(
+            columns.pop(name, None) is not None,
+            str(path),
+            f"has no column '{name}'",
+            f"its columns are {', '.join(columns)}",
+            DataError,
+        )
     check(bool(rows), str(path), "holds no record", "give at least one", DataError)
     if predictor.schema is not None:
         return predictor.schema.features(columns, str(path), rows)
     size = int(np.prod(predictor.shape))
-    problem = f"has {len(columns)} columns, the model takes {size}"
-    remedy = "give the features of training in their order; leave the label out"
-    check(len(columns) == size, str(path), problem, remedy, DataError)
+    check(
+        len(columns) == size,
+        str(path),
+        f"has {len(columns)} columns, the model takes {size}",
+        "give the features of training in their order; leave the label out",
+        DataError,
+    )
     features = np.stack(list(number_columns(columns, str(path), rows).values()), axis=1)
     return features.astype(np.float32).reshape(len(rows), *predictor.shape)

@@ -191,9 +191,13 @@ class Summary:
         refused.
         """
         found = values.get("format")
-        problem = f"is of format '{found}', this dpfl reads '{SUMMARY_FORMAT}'"
-        remedy = "run the experiment again, or report it with the dpfl that wrote it"
-        check(found == SUMMARY_FORMAT, where, problem, remedy, FolderError)
+        check(
+            found == SUMMARY_FORMAT,
+            where,
+            f"is of format '{found}', this dpfl reads '{SUMMARY_FORMAT}'",
+            "run the experiment again, or report it with the dpfl that wrote it",
+            FolderError,
+        )
         try:
             against = values["epsilon_by_observer"]
             spreads = ((o, EpsilonSpread.from_dict(told)) for o, told in against.items())
@@ -213,8 +217,9 @@ class Summary:
             return found
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = _reason(error, values)
-            remedy = "report it with the dpfl that wrote it"
-            raise FolderError(where, f"cannot be read ({reason})", remedy) from error
+            raise FolderError(
+                where, f"cannot be read ({reason})", "report it with the dpfl that wrote it"
+            ) from error
 
 
 def promise_in(values: Mapping[str, Any]) -> Promise:

@@ -89,16 +89,22 @@ class RoundsSection(Section):
         """Return who takes part: everyone, a number of clients, or a fraction of the population."""
         cohort, least = self.cohort, self.least_willing
         sampling = self.sampling or find(method).sampling
-        problem = f"{least} is a number for cohorts of a fixed size, and this study draws none"
-        remedy = "leave it out, or give a cohort with sampling = 'uniform'"
         fixed = cohort is not None and sampling != "poisson"
-        check(least is None or fixed, "[run] least_willing", problem, remedy)
+        check(
+            least is None or fixed,
+            "[run] least_willing",
+            f"{least} is a number for cohorts of a fixed size, and this study draws none",
+            "leave it out, or give a cohort with sampling = 'uniform'",
+        )
         if cohort is None:
             return Everyone()
         share = isinstance(cohort, float)
-        remedy = "give a whole number of clients, or a fraction above 0 and at most 1"
-        good = 0 < cohort <= (1 if share else population)
-        check(good, "[run] cohort", f"{cohort} of {population} clients", remedy)
+        check(
+            0 < cohort <= (1 if share else population),
+            "[run] cohort",
+            f"{cohort} of {population} clients",
+            "give a whole number of clients, or a fraction above 0 and at most 1",
+        )
         if sampling == "poisson":
             return PoissonCohort(sampling_rate=cohort if share else cohort / population)
         size = max(1, round(cohort * population)) if share else int(cohort)
@@ -183,11 +189,19 @@ class MethodSection(BaseModel):
             settings |= (secure_sum or SecureSumSection()).model_dump()
         strategy = make_strategy(self.name, settings)
         planned = declared.model is not None
-        problem, remedy = "is missing", "say how many rounds to train"
-        check(planned or run.rounds is not None, "[run] rounds", problem, remedy)
+        check(
+            planned or run.rounds is not None,
+            "[run] rounds",
+            "is missing",
+            "say how many rounds to train",
+        )
         if server is not None:
-            problem = f"'{self.name}' plans its own step"
-            check(not planned, "[server]", problem, "leave the section out")
+            check(
+                not planned,
+                "[server]",
+                f"'{self.name}' plans its own step",
+                "leave the section out",
+            )
             assert run.rounds is not None
             strategy = server.over(strategy, run.rounds)
         if secure_sum is None or declared.secure:

@@ -71,8 +71,12 @@ class ServerSection(Section):
                 start = (steps.ServerAdam if name == "adam" else steps.ServerYogi)(lr=lr)
             more = {key: given[key] for key in given.keys() - {"lr", "schedule", "factor"}}
             for key in more:
-                remedy = "leave it out, or choose the optimizer that has it"
-                check(hasattr(start, key), f"[server] {key}", f"{name} has none", remedy)
+                check(
+                    hasattr(start, key),
+                    f"[server] {key}",
+                    f"{name} has none",
+                    "leave it out, or choose the optimizer that has it",
+                )
             step = replace(start, lr=lr, **more)
         if self.average is None:
             return step
@@ -82,14 +86,21 @@ class ServerSection(Section):
     def _learning_rate(self, own: steps.LearningRate, rounds: int) -> steps.LearningRate:
         """The learning rate, over what the method's own step has."""
         adaptive, plain = self.optimizer not in (None, "sgd"), own == steps.LearningRate()
-        known = self.lr is not None or not (adaptive and plain)
-        problem = f"{self.optimizer} has no default"
-        check(known, "[server] lr", problem, "give lr, for instance 0.1")
+        check(
+            self.lr is not None or not (adaptive and plain),
+            "[server] lr",
+            f"{self.optimizer} has no default",
+            "give lr, for instance 0.1",
+        )
         decay, factor = self.schedule or own.decay, self.factor
         exponential, where = decay == "exponential", "[server] factor"
         check(exponential or factor is None, where, f"'{decay}' has none", "leave it out")
-        known = not exponential or factor is not None or own.decay == decay
-        check(known, where, "an exponential schedule needs it", "give a number below 1")
+        check(
+            not exponential or factor is not None or own.decay == decay,
+            where,
+            "an exponential schedule needs it",
+            "give a number below 1",
+        )
         return steps.LearningRate(
             rate=own.rate if self.lr is None else self.lr,
             decay=decay,

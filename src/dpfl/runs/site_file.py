@@ -66,14 +66,26 @@ with warnings.catch_warnings():  # pydantic's models have an old method of the n
             if self.schema is not None:
                 own = self.model_dump(exclude_defaults=True)
                 for name in ("label", "targets", "classes"):
-                    problem = "is given beside a schema, which describes a file and its target"
-                    check(name not in own, f"{at} {name}", problem, "leave one of the two out")
+                    check(
+                        name not in own,
+                        f"{at} {name}",
+                        "is given beside a schema, which describes a file and its target",
+                        "leave one of the two out",
+                    )
                 return
             numbers, given = self.targets == "numbers", self.classes is not None
-            problem = f'{self.classes} classes were declared, and targets = "numbers"'
-            check(not (numbers and given), f"{at} classes", problem, "leave one of the two out")
-            remedy = 'declare how many classes there are, or targets = "numbers": servers are told'
-            check(numbers or given, f"{at} classes", "is missing", remedy)
+            check(
+                not (numbers and given),
+                f"{at} classes",
+                f'{self.classes} classes were declared, and targets = "numbers"',
+                "leave one of the two out",
+            )
+            check(
+                numbers or given,
+                f"{at} classes",
+                "is missing",
+                'declare how many classes there are, or targets = "numbers": servers are told',
+            )
 
 
 class BudgetSection(Section):
@@ -158,45 +170,74 @@ class SiteFile(TomlFile):
         """Refuse a file without a budget, records or an address, or whose policy contradicts it."""
         if self.budget is not None:
             self._check_unit(self.budget.unit, f"{where}, [budget] unit")
-        has_budget = self.own_budget() is not None or self.policy.allow_unprotected
-        remedy = "give an epsilon and a delta: neither has a default"
-        check(has_budget, f"{where}, [budget]", "is missing", remedy)
+        check(
+            self.own_budget() is not None or self.policy.allow_unprotected,
+            f"{where}, [budget]",
+            "is missing",
+            "give an epsilon and a delta: neither has a default",
+        )
         if self.budget is not None:
             self._check_budget(self.budget, f"{where}, [budget]")
         address = self.server.address
         host, _, port = address.rpartition(":")
         good = host and "/" not in host and port.isdecimal() and 1 <= int(port) <= 65535
-        problem, remedy = f"'{address}' is not a name and port", "give it as in study.org:9092"
-        check(bool(good), f"{where}, [server] address", problem, remedy)
+        check(
+            bool(good),
+            f"{where}, [server] address",
+            f"'{address}' is not a name and port",
+            "give it as in study.org:9092",
+        )
         self.data.agrees(f"{where}, [data]")
         for name in self.secure_sum.count_on:
-            at, problem = f"{where}, [secure_sum] count_on", f"'{name}' has no key in members"
-            check(name in self.secure_sum.members, at, problem, "pin its identity key first")
+            check(
+                name in self.secure_sum.members,
+                f"{where}, [secure_sum] count_on",
+                f"'{name}' has no key in members",
+                "pin its identity key first",
+            )
         taken: dict[str, str] = {}
         for name, key in self.secure_sum.members.items():
-            other, at = taken.setdefault(key, name), f"{where}, [secure_sum] members"
-            problem = f"'{other}' and '{name}' have one key"
-            check(other == name, at, problem, "ask both for theirs: dpfl site identity")
+            other = taken.setdefault(key, name)
+            check(
+                other == name,
+                f"{where}, [secure_sum] members",
+                f"'{other}' and '{name}' have one key",
+                "ask both for theirs: dpfl site identity",
+            )
 
     def _check_unit(self, word: str, at: str) -> None:
         """A word for persons comes from a schema; whether it is the schema's is checked there."""
         try:
             person = Unit(word) not in (Unit.RECORD, Unit.CLIENT)
-            problem = f"'{word}' was given, and no [data] schema that names persons"
-            check(not person or self.data.schema is not None, at, problem, _UNITS)
+            check(
+                not person or self.data.schema is not None,
+                at,
+                f"'{word}' was given, and no [data] schema that names persons",
+                _UNITS,
+            )
         except ValueError as error:
             raise ConfigurationError(at, f"'{word}' was given", _UNITS) from error
 
     def _check_budget(self, budget: BudgetSection, at: str) -> None:
         part, delta = budget.per_study or 0.0, budget.delta
-        problem = f"{part:g} is more than the whole budget"
-        check(part <= budget.epsilon, f"{at} per_study", problem, "give a part of epsilon")
-        low = f"{delta:g} is below {SMALLEST_DELTA:g}, where the accountant's rounding matters"
-        check(not 0 < delta < SMALLEST_DELTA, f"{at} delta", low, "give a larger one")
-        trusts = budget.observer != "world" or self.policy.trust_server
-        problem = "a budget against the world alone trusts the server with everything it sees"
-        remedy = 'set trust_server = true in [policy], or observer = "server"'
-        check(trusts, f"{at} observer", problem, remedy)
+        check(
+            part <= budget.epsilon,
+            f"{at} per_study",
+            f"{part:g} is more than the whole budget",
+            "give a part of epsilon",
+        )
+        check(
+            not 0 < delta < SMALLEST_DELTA,
+            f"{at} delta",
+            f"{delta:g} is below {SMALLEST_DELTA:g}, where the accountant's rounding matters",
+            "give a larger one",
+        )
+        check(
+            budget.observer != "world" or self.policy.trust_server,
+            f"{at} observer",
+            "a budget against the world alone trusts the server with everything it sees",
+            'set trust_server = true in [policy], or observer = "server"',
+        )
 
     def own_budget(self) -> Budget | None:
         """Return what the ledger enforces; None where the site allows unprotected methods."""
@@ -227,8 +268,12 @@ class SiteFile(TomlFile):
         Methods are known where torch is imported: a site's small process does not ask.
         """
         for name in self.policy.methods or ():
-            at, problem = f"{where}, [policy] methods", f"there is no method '{name}'"
-            check(name in known, at, problem, did_you_mean(name, known))
+            check(
+                name in known,
+                f"{where}, [policy] methods",
+                f"there is no method '{name}'",
+                did_you_mean(name, known),
+            )
 
     def trust(self) -> Trust:
         """Return whom this site counts on in a secure sum."""

@@ -45,9 +45,12 @@ with warnings.catch_warnings():  # pydantic's models have an old method of the n
             schema = Schema.from_dict(given, "[study] schema")
             known: Plain = {"feature_shape": [len(schema.feature_names)], "classes": schema.classes}
             for name, value in known.items():
-                problem = f"{values.get(name)} was given, and the schema makes it {value}"
-                good = values.get(name, value) == value
-                check(good, f"[study] {name}", problem, "leave it out")
+                check(
+                    values.get(name, value) == value,
+                    f"[study] {name}",
+                    f"{values.get(name)} was given, and the schema makes it {value}",
+                    "leave it out",
+                )
             return {**values, **known, "schema": schema.to_lists()}
 
         def described(self) -> Schema | None:
@@ -61,17 +64,28 @@ def site_task(section: sections.TaskSection | None, classes: int | None, where: 
     ``classes`` is how many classes there are, None where targets are numbers; ``where`` names it.
     """
     task = (section or sections.TaskSection()).task()
-    single = task.targets == "classes" or (task.targets == "numbers" and task.width == 1)
-    problem = f"{task.name} has several targets per record, and a site's table has one column"
-    check(single, "[task]", problem, "choose classification, binary or regression of one number")
+    check(
+        task.targets == "classes" or (task.targets == "numbers" and task.width == 1),
+        "[task]",
+        f"{task.name} has several targets per record, and a site's table has one column",
+        "choose classification, binary or regression of one number",
+    )
     if task.targets == "numbers":
         check(classes is None, where, f"{classes} classes for {task.name}", "leave it out")
         return task
     if isinstance(task, Classification) and task.classes is None and classes is not None:
         task = replace(task, classes=classes)
     own = Classification(classes=classes or 2)
-    given = classes is not None or task.takes(own)
-    check(given, where, "is missing", "say how many classes there are, 2 or more")
-    agree = classes is None or (task.takes(own) and own.takes(task))
-    check(agree, where, f"{classes} classes do not fit {task}", "give their number once")
+    check(
+        classes is not None or task.takes(own),
+        where,
+        "is missing",
+        "say how many classes there are, 2 or more",
+    )
+    check(
+        classes is None or (task.takes(own) and own.takes(task)),
+        where,
+        f"{classes} classes do not fit {task}",
+        "give their number once",
+    )
     return task

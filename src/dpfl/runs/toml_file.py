@@ -34,8 +34,11 @@ def in_section(name: str) -> Iterator[None]:
     try:
         yield
     except DpflError as error:
-        where = f"[{name}] {error.where.removeprefix(name).strip()}".rstrip()
-        raise type(error)(where, error.problem, error.remedy) from error
+        raise type(error)(
+            f"[{name}] {error.where.removeprefix(name).strip()}".rstrip(),
+            error.problem,
+            error.remedy,
+        ) from error
 
 
 class Section(BaseModel):
@@ -49,8 +52,11 @@ class Section(BaseModel):
         """Refuse unknown keys here, where the known ones are known."""
         for key in values if isinstance(values, dict) else ():
             if key not in cls.model_fields:
-                told = {"key": key, "near": did_you_mean(key, cls.model_fields)}
-                raise PydanticCustomError("unknown_key", "there is no key '{key}'", told)
+                raise PydanticCustomError(
+                    "unknown_key",
+                    "there is no key '{key}'",
+                    {"key": key, "near": did_you_mean(key, cls.model_fields)},
+                )
         return values
 
 
@@ -89,8 +95,14 @@ class TomlFile(Section):
     @classmethod
     def in_folder(cls, folder: Path) -> Self:
         """Read the file of a folder that belongs to a server or a site."""
-        path, remedy = folder / f"{cls.called}.toml", f"make one with {cls.made_with}"
-        check(path.exists(), str(folder), f"holds no {cls.called}", remedy, FolderError)
+        path = folder / f"{cls.called}.toml"
+        check(
+            path.exists(),
+            str(folder),
+            f"holds no {cls.called}",
+            f"make one with {cls.made_with}",
+            FolderError,
+        )
         return cls.from_file(path)
 
     def agrees(self, where: str) -> None:
@@ -114,8 +126,12 @@ class TomlFile(Section):
 def check_tables(values: Plain, where: str) -> None:
     """Refuse sections that are not tables, before anything looks into them."""
     for name, own in values.items():
-        problem, remedy = f"{own!r:.60} was given", f"write a table: [{name}] and its keys below"
-        check(isinstance(own, dict), f"{where}, [{name}]", problem, remedy)
+        check(
+            isinstance(own, dict),
+            f"{where}, [{name}]",
+            f"{own!r:.60} was given",
+            f"write a table: [{name}] and its keys below",
+        )
 
 
 def check_moments(values: Plain, where: str) -> None:
@@ -123,8 +139,12 @@ def check_moments(values: Plain, where: str) -> None:
     waiting: list[tuple[str, Any]] = [*values.items()]
     while waiting:
         key, own = waiting.pop()
-        good, remedy = not isinstance(own, date | time), f"give {key} a number or a text"
-        check(good, f"{where}, {key}", f"a date or time was given ({own})", remedy)
+        check(
+            not isinstance(own, date | time),
+            f"{where}, {key}",
+            f"a date or time was given ({own})",
+            f"give {key} a number or a text",
+        )
         parts = own.values() if isinstance(own, dict) else own if isinstance(own, list) else ()
         names = own if isinstance(own, dict) else (key for _ in parts)
         waiting += zip(names, parts, strict=False)
@@ -135,16 +155,21 @@ def read_toml(path: Path) -> Plain:
     try:
         return tomllib.loads(text_of(path))
     except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-        raise ConfigurationError(str(path), problem, "check the path") from error
+        raise ConfigurationError(
+            str(path), f"cannot be read ({error.strerror})", "check the path"
+        ) from error
     except UnicodeDecodeError as error:
-        remedy = "save it as UTF-8 text"
-        raise ConfigurationError(str(path), "is not text in UTF-8", remedy) from error
+        raise ConfigurationError(
+            str(path), "is not text in UTF-8", "save it as UTF-8 text"
+        ) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(str(path), f"is not TOML ({error})", "fix that line") from error
     except (ValueError, RecursionError) as error:
-        problem = "holds a number of thousands of digits, or lists within lists without end"
-        raise ConfigurationError(str(path), problem, "check the file") from error
+        raise ConfigurationError(
+            str(path),
+            "holds a number of thousands of digits, or lists within lists without end",
+            "check the file",
+        ) from error
 
 
 def _explained(where: str, problem: Problem, called: str) -> ConfigurationError:
@@ -155,5 +180,8 @@ def _explained(where: str, problem: Problem, called: str) -> ConfigurationError:
         return ConfigurationError(at, f"there is no key {problem.given!r}", problem.near)
     if problem.kind == "missing":
         return ConfigurationError(at, "is missing", "give a value: it has no default")
-    remedy = f"give {problem.wanted}" if problem.wanted else f"see docs on the {called} file"
-    return ConfigurationError(at, f"{problem.given} was given", remedy)
+    return ConfigurationError(
+        at,
+        f"{problem.given} was given",
+        f"give {problem.wanted}" if problem.wanted else f"see docs on the {called} file",
+    )

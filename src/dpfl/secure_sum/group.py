@@ -43,13 +43,22 @@ class Group:
         whole_number(where, "colluders", self.colluders, least=0)
         sizes = f"{self.members} members of whom {self.colluders} may collude"
         enough = self.members >= 2 and self.honest >= 1
-        problem = f"{sizes} and {self.least} must survive: nobody is left to be hidden among"
         remedy = "ask more members, or tolerate fewer dropouts and colluders"
-        check(enough and self.least <= self.members, where, problem, remedy, PrivacyRefusal)
+        check(
+            enough and self.least <= self.members,
+            where,
+            f"{sizes} and {self.least} must survive: nobody is left to be hidden among",
+            remedy,
+            PrivacyRefusal,
+        )
         most = self.members - self.threshold
-        problem = f"{sizes} tolerate {max(most, 0)} dropouts, not {self.members - self.least}"
-        good = self.threshold <= self.least
-        check(good, where, problem, remedy, PrivacyRefusal)
+        check(
+            self.threshold <= self.least,
+            where,
+            f"{sizes} tolerate {max(most, 0)} dropouts, not {self.members - self.least}",
+            remedy,
+            PrivacyRefusal,
+        )
 
     @property
     def threshold(self) -> int:

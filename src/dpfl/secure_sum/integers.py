@@ -29,9 +29,13 @@ def width_for(largest: int, members: int) -> int:
     (2, 8, 31)
     """
     width = (largest * members).bit_length() + 1
-    problem = f"a sum of {members} integers up to {largest} needs {width} bits"
-    remedy = "use more noise, a smaller clip or fewer members"
-    check(width <= MOST_BITS, "secure sum", problem, remedy, PrivacyRefusal)
+    check(
+        width <= MOST_BITS,
+        "secure sum",
+        f"a sum of {members} integers up to {largest} needs {width} bits",
+        "use more noise, a smaller clip or fewer members",
+        PrivacyRefusal,
+    )
     return width
 
 
@@ -47,8 +51,13 @@ def residues(integers: np.ndarray, largest: int, width: int) -> np.ndarray:
     [15, 5]
     """
     most = max(int(integers.max(initial=0)), -int(integers.min(initial=0)))
-    problem = f"an integer of {most}, where at most {largest} were agreed"
-    check(most <= largest, "secure sum", problem, "this is a defect: report it", PrivacyRefusal)
+    check(
+        most <= largest,
+        "secure sum",
+        f"an integer of {most}, where at most {largest} were agreed",
+        "this is a defect: report it",
+        PrivacyRefusal,
+    )
     numbers = integers.astype(np.int64, copy=False).astype(word(width))
     numbers &= numbers.dtype.type((1 << width) - 1)
     return numbers
@@ -94,9 +103,13 @@ def packed_size(count: int, width: int) -> int:
 def unpacked(payload: bytes, count: int, width: int, sender: str) -> np.ndarray:
     """Read numbers that :func:`packed` has written; another length is refused."""
     size, whole, rest = packed_size(count, width), *divmod(width, 8)
-    problem = f"{len(payload)} bytes, where {count} numbers of {width} bits take {size}"
-    good, remedy = len(payload) == size, "use the same version and study on both sides"
-    check(good, f"masked input of '{sender}'", problem, remedy, PeerError)
+    check(
+        len(payload) == size,
+        f"masked input of '{sender}'",
+        f"{len(payload)} bytes, where {count} numbers of {width} bits take {size}",
+        "use the same version and study on both sides",
+        PeerError,
+    )
     read = np.frombuffer(payload, np.uint8)
     planes = np.zeros((count, word(width).itemsize), np.uint8)
     for byte in range(whole):

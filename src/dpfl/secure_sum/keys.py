@@ -56,8 +56,9 @@ def agreed(own: X25519PrivateKey, other: str, *purpose: Any) -> bytes:
     try:
         secret = own.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
     except ValueError as error:
-        remedy = "use a key that dpfl has made"
-        raise PeerError("secure sum", f"'{other[:64]}' is not a public key", remedy) from error
+        raise PeerError(
+            "secure sum", f"'{other[:64]}' is not a public key", "use a key that dpfl has made"
+        ) from error
     return derived(secret, *purpose)
 
 
@@ -72,9 +73,11 @@ def opened(key: bytes, content: bytes, about: bytes, sender: str) -> bytes:
     try:
         return AESGCM(key).decrypt(content[:_NONCE], content[_NONCE:], about)
     except (InvalidTag, ValueError) as error:
-        problem = "is not sealed for this member and this session"
-        remedy = "show all members the same list, and pass messages on as they are"
-        raise PeerError(f"share of '{sender}'", problem, remedy) from error
+        raise PeerError(
+            f"share of '{sender}'",
+            "is not sealed for this member and this session",
+            "show all members the same list, and pass messages on as they are",
+        ) from error
 
 
 def sign(identity: Ed25519PrivateKey, content: bytes) -> str:
@@ -88,8 +91,11 @@ def check_signature(identity: str, signature: str, content: bytes, where: str) -
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(identity))
         key.verify(bytes.fromhex(signature), content)
     except (ValueError, InvalidSignature) as error:
-        problem = f"is not signed with the identity key {identity[:16]}..."
-        raise PeerError(where, problem, "pass on what members have sent, unchanged") from error
+        raise PeerError(
+            where,
+            f"is not signed with the identity key {identity[:16]}...",
+            "pass on what members have sent, unchanged",
+        ) from error
 
 
 def shares_of(seed: bytes, holders: int, needed: int) -> list[bytes]:
@@ -106,9 +112,13 @@ def shares_of(seed: bytes, holders: int, needed: int) -> list[bytes]:
 
 def recovered(shares: Mapping[int, bytes], needed: int, whose: str) -> bytes:
     """Recover a seed from shares by holder's number."""
-    problem = f"{len(shares)} of {needed} shares are there"
-    remedy = "the sum is lost; begin another round"
-    check(len(shares) >= needed, f"secret of '{whose}'", problem, remedy, PeerError)
+    check(
+        len(shares) >= needed,
+        f"secret of '{whose}'",
+        f"{len(shares)} of {needed} shares are there",
+        "the sum is lost; begin another round",
+        PeerError,
+    )
     used = sorted(shares.items())[:needed]
     if needed == 1:
         return used[0][1]

@@ -48,14 +48,22 @@ def make_shares(state: MemberState, identity: Ed25519PrivateKey, roster: Roster)
     is refused: the same secrets belong to one session.
     """
     if state.roster is not None:
-        problem = "another list of members than before, in the same attempt"
-        same = state.roster.session == roster.session
-        check(same, _WHERE, problem, "begin a new attempt, with new keys", PeerError)
+        check(
+            state.roster.session == roster.session,
+            _WHERE,
+            "another list of members than before, in the same attempt",
+            "begin a new attempt, with new keys",
+            PeerError,
+        )
         return state
     own = state.keys
-    inside = own in roster.members and roster.terms == state.terms
-    problem = "lists other keys or terms than this member's"
-    check(inside, _WHERE, problem, "send the keys that it has made", PeerError)
+    check(
+        own in roster.members and roster.terms == state.terms,
+        _WHERE,
+        "lists other keys or terms than this member's",
+        "send the keys that it has made",
+        PeerError,
+    )
     roster.check_signatures()
     group, place, own_seed = roster.group, roster.place[own.name], keys.new_seed()
     others = [number for number in range(len(roster.members)) if number != place]
@@ -95,12 +103,16 @@ def make_masked(
     their difference: the caller stores the answer, and never calls this twice in a session.
     """
     roster, own = state.joined, state.keys.name
-    problem = "was masked in this session already"
-    check(bool(state.own_seed), _WHERE, problem, _NEW_ROUND, PeerError)
+    check(bool(state.own_seed), _WHERE, "was masked in this session already", _NEW_ROUND, PeerError)
     held = opened_shares(state, announced, sealed)
     terms, place = roster.terms, roster.place[own]
-    problem = f"{len(numbers)} integers, where {terms.numbers} were agreed"
-    check(len(numbers) == terms.numbers, _WHERE, problem, "plan the same round", PeerError)
+    check(
+        len(numbers) == terms.numbers,
+        _WHERE,
+        f"{len(numbers)} integers, where {terms.numbers} were agreed",
+        "plan the same round",
+        PeerError,
+    )
     masked = integers.residues(numbers, terms.largest, terms.width)
     key, others = keys.agreement_key(state.mask_seed), neighbours(roster, announced, own)
     masks = [pair_mask(roster, key, place, other) for other in others]
@@ -115,12 +127,21 @@ def opened_shares(
     """Open what others have sealed for this member; whatever is missing or changed is refused."""
     roster, own = state.joined, state.keys.name
     missing = sorted({*roster.names} - announced.keys())
-    problem = f"'{missing[0]}' has sent no shares" if missing else ""
-    check(not missing, _WHERE, problem, "begin a new attempt without it", PeerError)
+    check(
+        not missing,
+        _WHERE,
+        f"'{missing[0]}' has sent no shares" if missing else "",
+        "begin a new attempt without it",
+        PeerError,
+    )
     assert state.shares is not None
-    same = announced[own] == state.shares.announcement
-    problem = "shows other neighbours than this member has chosen"
-    check(same, _WHERE, problem, "pass on what members have sent", PeerError)
+    check(
+        announced[own] == state.shares.announcement,
+        _WHERE,
+        "shows other neighbours than this member has chosen",
+        "pass on what members have sent",
+        PeerError,
+    )
     key, place = keys.agreement_key(state.share_seed), roster.place[own]
     held = dict(state.held or {})
     for name in roster.names:
@@ -128,8 +149,13 @@ def opened_shares(
         one.check(roster)
         if name == own or place not in one.holders(roster):
             continue
-        problem = f"the share of '{name}' is missing"
-        check(name in sealed, _WHERE, problem, "pass on what members have sent", PeerError)
+        check(
+            name in sealed,
+            _WHERE,
+            f"the share of '{name}' is missing",
+            "pass on what members have sent",
+            PeerError,
+        )
         sender = roster.members[roster.place[name]].share
         purpose = ("share", roster.session, name, own)
         about = keys.canonical(*purpose, place)
@@ -142,19 +168,37 @@ def sign_survivors(
 ) -> tuple[MemberState, str]:
     """Fourth phase: sign the list of those whose masked inputs have arrived, one list only."""
     roster, remedy = state.joined, "ask with the list that was signed"
-    ordered = list(survivors) == sorted({*survivors} & {*roster.names})
-    problem = "the survivors are not members of this session, each once and in order"
-    check(ordered, _WHERE, problem, "list members of the session", PeerError)
-    problem = "this member is not among the survivors"
-    check(state.keys.name in survivors, _WHERE, problem, _NEW_ROUND, PeerError)
+    check(
+        list(survivors) == sorted({*survivors} & {*roster.names}),
+        _WHERE,
+        "the survivors are not members of this session, each once and in order",
+        "list members of the session",
+        PeerError,
+    )
+    check(
+        state.keys.name in survivors,
+        _WHERE,
+        "this member is not among the survivors",
+        _NEW_ROUND,
+        PeerError,
+    )
     least = roster.terms.least
-    problem = f"{len(survivors)} survivors, where at least {least} were agreed"
-    check(len(survivors) >= least, _WHERE, problem, "the round is lost", PeerError)
+    check(
+        len(survivors) >= least,
+        _WHERE,
+        f"{len(survivors)} survivors, where at least {least} were agreed",
+        "the round is lost",
+        PeerError,
+    )
     unmasked = bool(state.own_seed)
     check(not unmasked, _WHERE, "nothing was masked yet", "send the phases in order", PeerError)
-    problem = "another list of survivors was signed before"
-    same = state.survivors in (None, survivors)
-    check(same, _WHERE, problem, remedy, PeerError)
+    check(
+        state.survivors in (None, survivors),
+        _WHERE,
+        "another list of survivors was signed before",
+        remedy,
+        PeerError,
+    )
     signature = keys.sign(identity, survivors_content(roster.session, survivors))
     return replace(state, survivors=survivors), signature
 
@@ -169,8 +213,13 @@ def reveal(
     list that this one has signed.
     """
     roster, survivors = state.joined, state.survivors
-    problem = "no list of survivors was signed"
-    check(survivors is not None, _WHERE, problem, "send the phases in order", PeerError)
+    check(
+        survivors is not None,
+        _WHERE,
+        "no list of survivors was signed",
+        "send the phases in order",
+        PeerError,
+    )
     assert survivors is not None
     content, valid = survivors_content(roster.session, survivors), 0
     for name, signature in signatures.items():
@@ -180,8 +229,13 @@ def reveal(
             keys.check_signature(member.identity, signature, content, where)
             valid += 1
     needed = roster.group.threshold
-    problem = f"{valid} members have signed the list of survivors, and {needed} are needed"
-    check(valid >= needed, _WHERE, problem, "the round is lost", PeerError)
+    check(
+        valid >= needed,
+        _WHERE,
+        f"{valid} members have signed the list of survivors, and {needed} are needed",
+        "the round is lost",
+        PeerError,
+    )
     if state.revealed is None:
         parts = (slice(keys.SEED), slice(keys.SEED, 2 * keys.SEED))
         held = (state.held or {}).items()

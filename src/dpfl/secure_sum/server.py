@@ -64,15 +64,23 @@ def unmasked_sum(
             continue
         seed = _recovered(roster, announced[name], revealed)
         if alive:
-            problem = "the shares of its own mask do not fit what it has announced"
-            good = commitment_to(seed, roster.session) == announced[name].commitment
-            check(good, f"secret of '{name}'", problem, _LOST, PeerError)
+            check(
+                commitment_to(seed, roster.session) == announced[name].commitment,
+                f"secret of '{name}'",
+                "the shares of its own mask do not fit what it has announced",
+                _LOST,
+                PeerError,
+            )
             masks.append((own_mask(seed, roster.session), -1))
             continue
         key, place = keys.agreement_key(seed), roster.place[name]
-        problem = "the shares of its mask key do not fit its public key"
-        good = keys.public_half(key) == roster.members[place].mask
-        check(good, f"secret of '{name}'", problem, _LOST, PeerError)
+        check(
+            keys.public_half(key) == roster.members[place].mask,
+            f"secret of '{name}'",
+            "the shares of its mask key do not fit its public key",
+            _LOST,
+            PeerError,
+        )
         # what a dropout would have added cancels what is left in the sum
         masks += [pair_mask(roster, key, place, other) for other in left]
     integers.add_masks(total, masks)

@@ -56,11 +56,20 @@ class SumTerms:
         found: dict[str, Any] = {name: _text(told[name]) for name in ("run", "model", "plan")}
         wholes = ("round", "attempt", "numbers", "largest", "asked", "least", "colluders")
         found |= {name: _whole(told[name]) for name in wholes}
-        good = min(found[name] for name in wholes[1:]) >= 0 and found["numbers"] > 0
-        check(good, WHERE, "a negative number in its terms", _SAME, PeerError)
-        problem = f"attempt {found['attempt']} of a round, which has at most {MOST_ATTEMPTS}"
-        few = found["attempt"] < MOST_ATTEMPTS
-        check(few, WHERE, problem, "begin another round", PeerError)
+        check(
+            min(found[name] for name in wholes[1:]) >= 0 and found["numbers"] > 0,
+            WHERE,
+            "a negative number in its terms",
+            _SAME,
+            PeerError,
+        )
+        check(
+            found["attempt"] < MOST_ATTEMPTS,
+            WHERE,
+            f"attempt {found['attempt']} of a round, which has at most {MOST_ATTEMPTS}",
+            "begin another round",
+            PeerError,
+        )
         return cls(**found, step=float(told["step"]))
 
 
@@ -98,19 +107,32 @@ class Roster:
     members: tuple[MemberKeys, ...]
 
     def __post_init__(self) -> None:
-        ordered = list(self.names) == sorted(set(self.names))
         problem = "names a member twice, or out of order"
-        check(ordered, WHERE, f"its list {problem}", "name each once, in order", PeerError)
+        check(
+            list(self.names) == sorted(set(self.names)),
+            WHERE,
+            f"its list {problem}",
+            "name each once, in order",
+            PeerError,
+        )
         for kind in ("identity", "mask", "share"):
             first: dict[str, str] = {}
             for one in self.members:
                 other = first.setdefault(getattr(one, kind), one.name)
-                problem = f"'{other}' and '{one.name}' have one {kind} key"
-                remedy = "make each site with dpfl site init, and never copy a site's folder"
-                check(other == one.name, WHERE, problem, remedy, PrivacyRefusal)
-        problem = f"{len(self.members)} members, where {self.terms.asked} were asked"
-        good = len(self.members) <= self.terms.asked
-        check(good, WHERE, problem, "ask no others than were drawn", PrivacyRefusal)
+                check(
+                    other == one.name,
+                    WHERE,
+                    f"'{other}' and '{one.name}' have one {kind} key",
+                    "make each site with dpfl site init, and never copy a site's folder",
+                    PrivacyRefusal,
+                )
+        check(
+            len(self.members) <= self.terms.asked,
+            WHERE,
+            f"{len(self.members)} members, where {self.terms.asked} were asked",
+            "ask no others than were drawn",
+            PrivacyRefusal,
+        )
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -186,8 +208,13 @@ class Announcement:
         wanted = 0 if _complete(roster) else roster.group.neighbours
         good = len(set(self.chosen)) == len(self.chosen) == wanted and number not in self.chosen
         good = good and all(0 <= one < len(roster.members) for one in self.chosen)
-        problem = f"chooses {len(self.chosen)} neighbours, not {wanted} others"
-        check(good, where, problem, _SAME, PeerError)
+        check(
+            good,
+            where,
+            f"chooses {len(self.chosen)} neighbours, not {wanted} others",
+            _SAME,
+            PeerError,
+        )
         keys.check_signature(member.identity, self.signature, self.content(roster.session), where)
 
     def holders(self, roster: Roster) -> tuple[int, ...]:

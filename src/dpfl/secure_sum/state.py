@@ -59,8 +59,11 @@ class MemberState:
     def joined(self) -> Roster:
         """The roster of the session that was joined."""
         if self.roster is None:
-            problem = "no session was joined, and its result is asked for"
-            raise PeerError("secure sum", problem, "send the phases in order")
+            raise PeerError(
+                "secure sum",
+                "no session was joined, and its result is asked for",
+                "send the phases in order",
+            )
         return self.roster
 
     def to_bytes(self) -> bytes:

@@ -39,8 +39,13 @@ class Trust:
         others = {name: key for name, key in members.items() if name != self.name}
         for name, key in others.items():
             known = self.pinned.get(name, key)
-            problem = f"'{name}' has the identity key {key[:16]}..., and {known[:16]}... is pinned"
-            check(known == key, f"site '{self.name}'", problem, _PIN, PrivacyRefusal)
+            check(
+                known == key,
+                f"site '{self.name}'",
+                f"'{name}' has the identity key {key[:16]}..., and {known[:16]}... is pinned",
+                _PIN,
+                PrivacyRefusal,
+            )
         unknown = [name for name in others if name not in self.pinned]
         doubted = [name for name in others if name in self.pinned and name not in self.count_on]
         return len(unknown) + min(self.colluders, len(doubted))
@@ -52,10 +57,19 @@ class Trust:
         found = self.colluders_among(members)
         unknown = sorted(members.keys() - {self.name} - self.pinned.keys())
         stated = f" ({', '.join(unknown)} not pinned)" if unknown else ""
-        problem = f"{found} members may collude{stated}, and {terms.colluders} were planned for"
-        check(found <= terms.colluders, where, problem, _PIN, PrivacyRefusal)
+        check(
+            found <= terms.colluders,
+            where,
+            f"{found} members may collude{stated}, and {terms.colluders} were planned for",
+            _PIN,
+            PrivacyRefusal,
+        )
         honest = roster.group.honest
         problem = f"{honest} honest members are in every sum, and its policy asks for"
-        remedy = "ask more sites, or tolerate fewer dropouts and colluders"
-        good = honest >= self.least_honest
-        check(good, where, f"{problem} {self.least_honest}", remedy, PrivacyRefusal)
+        check(
+            honest >= self.least_honest,
+            where,
+            f"{problem} {self.least_honest}",
+            "ask more sites, or tolerate fewer dropouts and colluders",
+            PrivacyRefusal,
+        )

@@ -200,9 +200,12 @@ def select(
         secure_sum: Clients add shares of one noise, and nobody sees a single client's sums; left
             out, everyone adds all of it.
     """
-    remedy = "give candidates as {name: model}"
-    good = isinstance(models, Mapping) and bool(models)
-    check(good, "select", "was given no candidates", remedy)
+    check(
+        isinstance(models, Mapping) and bool(models),
+        "select",
+        "was given no candidates",
+        "give candidates as {name: model}",
+    )
     measure = make_measure(metric, federation.task, bound, bins)
     level = NoiseLevel(
         epsilon=epsilon,

@@ -72,8 +72,9 @@ def check_arguments(
     """
     for name, (kind, article, remedy) in _KINDS.items():
         if not isinstance(typed[name], kind):
-            problem = f"{name} is {_named(typed[name])}, not {article}"
-            raise ConfigurationError("train", problem, remedy)
+            raise ConfigurationError(
+                "train", f"{name} is {_named(typed[name])}, not {article}", remedy
+            )
     lazy = any(map(nn.parameter.is_lazy, typed["model"].parameters()))
     check(not lazy, "train", "the model has layers without shapes", "call it on one batch first")
     counts = {"rounds": rounds, "workers": workers, "evaluate_every": evaluate_every}
@@ -89,18 +90,26 @@ def check_arguments(
         ("new_ledger", "ledger", new_ledger),
     ):
         if given and typed[needed] is None:
-            problem = f"{name}=True without a {needed}"
-            raise ConfigurationError("train", problem, f"say which: give {needed}=...")
+            raise ConfigurationError(
+                "train", f"{name}=True without a {needed}", f"say which: give {needed}=..."
+            )
     remedy = "give True, False, or a function of rounds done, rounds planned and the last record"
     if not (isinstance(progress, bool) or callable(progress)):
-        problem = f"progress is {_named(progress)}, not a function"
-        raise ConfigurationError("train", problem, remedy)
+        raise ConfigurationError("train", f"progress is {_named(progress)}, not a function", remedy)
     claims = misreports or {}
-    right = isinstance(claims, Mapping) and all(map(_factor, claims.values()))
-    check(right, "train", f"misreports = {claims!r:.100}", "give {client: factor}, factors above 0")
-    right = isinstance(callbacks, Sequence) and all(map(callable, callbacks))
+    check(
+        isinstance(claims, Mapping) and all(map(_factor, claims.values())),
+        "train",
+        f"misreports = {claims!r:.100}",
+        "give {client: factor}, factors above 0",
+    )
     remedy = "give a list of functions of one argument"
-    check(right, "train", f"callbacks = {callbacks!r:.100}", remedy)
+    check(
+        isinstance(callbacks, Sequence) and all(map(callable, callbacks)),
+        "train",
+        f"callbacks = {callbacks!r:.100}",
+        remedy,
+    )
 
 
 def _factor(value: Any) -> bool:

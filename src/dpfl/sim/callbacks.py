@@ -81,8 +81,13 @@ class RoundEnd:
         """
         federation, task = self.simulation.federation, self.task.of_records
         given, wanted = tuple(features.shape[1:]), federation.record_shape
-        problem = f"have shape {given}, those of the federation {wanted}"
-        check(given == wanted, "public records", problem, "prepare them alike", DataError)
+        check(
+            given == wanted,
+            "public records",
+            f"have shape {given}, those of the federation {wanted}",
+            "prepare them alike",
+            DataError,
+        )
         with torch.no_grad():
             run = partial(outputs_of, self.model, {})
             outputs = task.outputs(run, federation.inputs(features))
@@ -118,9 +123,12 @@ class PublicMetric:
     def __init__(self, features: Any, targets: Any, metric: str | None = None) -> None:
         self.features = torch.as_tensor(np.array(features))
         self.targets, self.metric = np.array(targets), metric
-        problem = f"has {len(self.features)} records and {len(targets)} targets"
-        good = 0 < len(self.features) == len(targets)
-        check(good, "PublicMetric", problem, "give one target per record, at least one")
+        check(
+            0 < len(self.features) == len(targets),
+            "PublicMetric",
+            f"has {len(self.features)} records and {len(targets)} targets",
+            "give one target per record, at least one",
+        )
 
     def of_round(self, end: RoundEnd) -> float | None:
         """Measure the model of a round."""
@@ -161,9 +169,12 @@ class EarlyStopping:
     higher_is_better: bool | None = None
 
     def __post_init__(self) -> None:
-        good = callable(self.metric) or hasattr(self.metric, "of_round")
-        remedy = "give dpfl.PublicMetric(features, targets), or a function of model and round"
-        check(good, "EarlyStopping", f"metric = {self.metric!r} measures nothing", remedy)
+        check(
+            callable(self.metric) or hasattr(self.metric, "of_round"),
+            "EarlyStopping",
+            f"metric = {self.metric!r} measures nothing",
+            "give dpfl.PublicMetric(features, targets), or a function of model and round",
+        )
         whole_number("EarlyStopping", "patience", self.patience)
         not_negative("EarlyStopping", least_gain=self.least_gain)
 
@@ -186,9 +197,12 @@ class EarlyStopping:
             found = self.metric.of_round(end)
         else:
             found = self.metric(end.model, end.round)
-        number = found is None or isinstance(found, int | float)
-        problem = f"the metric returned {found!r}"
-        check(number, "EarlyStopping", problem, "return a number, or None where there is none")
+        check(
+            found is None or isinstance(found, int | float),
+            "EarlyStopping",
+            f"the metric returned {found!r}",
+            "return a number, or None where there is none",
+        )
         return None if found is None else float(found)
 
     def verdict(self, measured: Mapping[int, float], task: Task) -> str | None:
@@ -234,9 +248,12 @@ class AfterRound:
         )
         for callback in self.callbacks:
             answer = callback(end)
-            good = answer is None or isinstance(answer, bool | str)
-            problem, remedy = f"returned {answer!r}", "return None, True or a reason to stop"
-            check(good, f"callback {getattr(callback, '__name__', callback)!s}", problem, remedy)
+            check(
+                answer is None or isinstance(answer, bool | str),
+                f"callback {getattr(callback, '__name__', callback)!s}",
+                f"returned {answer!r}",
+                "return None, True or a reason to stop",
+            )
             if answer:
                 end.stop(*([answer] if isinstance(answer, str) else []))
         if end.stopped and not end.public and end.round < end.rounds:

@@ -112,7 +112,12 @@ def _opened(
 ) -> Iterator[Simulation]:
     """Hold the folder of a run, its ledger open, and yield the simulation."""
     setup = setup_of(experiment, data, workers)
-    there = not resume or RunFolder(folder).experiment.exists()
-    check(there, str(folder), "holds no run", "start one with dpfl run", FolderError)
+    check(
+        not resume or RunFolder(folder).experiment.exists(),
+        str(folder),
+        "holds no run",
+        "start one with dpfl run",
+        FolderError,
+    )
     with in_folder(setup, folder, resume) as simulation:
         yield simulation

@@ -115,9 +115,13 @@ class Simulation:
             self.members = truth.with_largest_budget(self.members)
         for client, member in self.members.items():
             check_budget(member, unit=strategy.unit, observer=strategy.observer)
-            given = member.budget is not None or not self.protects
-            remedy = "give every client a Budget(epsilon, delta), or use a method without privacy"
-            check(given, f"client '{client}'", "has no budget", remedy, PrivacyRefusal)
+            check(
+                member.budget is not None or not self.protects,
+                f"client '{client}'",
+                "has no budget",
+                "give every client a Budget(epsilon, delta), or use a method without privacy",
+                PrivacyRefusal,
+            )
         self.layout = Layout.of_module(self.model)
         claims = {client: member.claims for client, member in self.members.items()}
         buffers = buffer_shapes(self.model, strategy.releases)

@@ -48,8 +48,12 @@ class NoiseLevel:
 
     def __post_init__(self) -> None:
         one = (self.epsilon is None) != (self.noise_multiplier is None)
-        problem = "neither epsilon nor noise_multiplier was given, or both"
-        check(one, "evaluation", problem, "give one of the two")
+        check(
+            one,
+            "evaluation",
+            "neither epsilon nor noise_multiplier was given, or both",
+            "give one of the two",
+        )
         given = {name: getattr(self, name) for name in ("epsilon", "noise_multiplier")}
         positive("evaluation", **{name: one for name, one in given.items() if one is not None})
 
@@ -58,11 +62,15 @@ class NoiseLevel:
         delta = self.delta
         if delta is None:
             if member.budget is None:
-                where, problem = f"client '{member.id}'", "has no budget, so delta must be given"
-                raise ConfigurationError(where, problem, "give delta, well below 1 / records")
+                raise ConfigurationError(
+                    f"client '{member.id}'",
+                    "has no budget, so delta must be given",
+                    "give delta, well below 1 / records",
+                )
             delta = member.budget.delta
-        remedy = "give a number well below 1 / records"
-        check(0 < delta < 1, "evaluation", f"delta = {delta}", remedy)
+        check(
+            0 < delta < 1, "evaluation", f"delta = {delta}", "give a number well below 1 / records"
+        )
         return delta
 
     def std(self, member: Member, numbers: int, copies: int, rule: str) -> float:
@@ -119,11 +127,21 @@ def noisy_sums(
 ) -> NoisySums:
     """Check, plan and charge every client; then compute and add noise."""
     for model in models:
-        shape, target = federation.feature_shape, federation.target_shape
-        check_model(model, shape, federation.task, federation.inputs, target)
+        check_model(
+            model,
+            federation.feature_shape,
+            federation.task,
+            federation.inputs,
+            federation.target_shape,
+        )
     members = {c: own for c, own in honest_members(federation).items() if records_of(own)}
-    remedy = "give the clients test records"
-    check(bool(members), "evaluation", "no client has a test record", remedy, DataError)
+    check(
+        bool(members),
+        "evaluation",
+        "no client has a test record",
+        "give the clients test records",
+        DataError,
+    )
     numbers, copies, unit = measure.numbers * len(models), len(models), federation.unit
     stds, plans, channel = {}, [], level.channel
     colluders = channel.colluders if channel.group(len(members)) else math.inf
@@ -188,12 +206,15 @@ def _charge(
     budgets = {client: own.budget for client, own in members.items() if own.budget is not None}
     budgets = {client: replace(own, accountant=None) for client, own in budgets.items()}
     ledger.set_budgets(budgets, unit=plans[0].cost.unit, observer=_SERVER)
-    short = [
-        plan.account
-        for plan in plans
-        if not ledger.affordable_releases(plan.account, plan.cost, _SEEN_BY, 1, delta=plan.delta)
-    ]
-    _refuse(short)
+    _refuse(
+        [
+            plan.account
+            for plan in plans
+            if not ledger.affordable_releases(
+                plan.account, plan.cost, _SEEN_BY, 1, delta=plan.delta
+            )
+        ]
+    )
     ledger.register(run, seeded=level.seed is not None, title=title)
     _refuse(sorted(ledger.commit(run, plans)))
     charges = [Charge(account=p.account, observer=p.observer, cost=p.cost) for p in plans]
@@ -204,6 +225,10 @@ def _refuse(short: list[str]) -> None:
     """Name who cannot pay."""
     more = f" and {len(short) - 3} more" if len(short) > 3 else ""
     names = ", ".join(f"'{client}'" for client in short[:3]) + more
-    problem = f"the budget of {names} does not cover it"
-    remedy = "use less epsilon or more noise, or leave these clients out"
-    check(not short, "evaluation", problem, remedy, PrivacyRefusal)
+    check(
+        not short,
+        "evaluation",
+        f"the budget of {names} does not cover it",
+        "use less epsilon or more noise, or leave these clients out",
+        PrivacyRefusal,
+    )

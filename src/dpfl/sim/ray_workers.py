@@ -48,8 +48,9 @@ class RayWorkers(Workers):
         try:
             ray: Any = importlib.import_module("ray")
         except ImportError as error:
-            remedy = "run: pip install 'dpfl[ray]'"
-            raise ConfigurationError("engine 'ray'", "Ray is not installed", remedy) from error
+            raise ConfigurationError(
+                "engine 'ray'", "Ray is not installed", "run: pip install 'dpfl[ray]'"
+            ) from error
         self.ray = ray
         self._started = not ray.is_initialized()
         if self._started:
@@ -69,8 +70,11 @@ class RayWorkers(Workers):
         try:
             self.ray.init(address=address, log_to_driver=False, logging_level="error", **local)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            where, problem = f"Ray at {address or 'this machine'}", f"cannot be reached ({error})"
-            raise PeerError(where, problem, "check RAY_ADDRESS, or unset it") from error
+            raise PeerError(
+                f"Ray at {address or 'this machine'}",
+                f"cannot be reached ({error})",
+                "check RAY_ADDRESS, or unset it",
+            ) from error
 
     def compute(self, downloads: Mapping[str, bytes], blocks: Sequence[Block]) -> list[Done]:
         """Share the blocks out among the workers of the cluster."""
@@ -82,8 +86,11 @@ class RayWorkers(Workers):
         try:
             found: list[Done] = self.ray.get(asked)
         except self.ray.exceptions.RayActorError as error:
-            problem = f"a worker was lost {RETRIES + 1} times ({str(error)[:200]})"
-            raise PeerError("Ray", problem, "check the cluster's memory, and resume") from error
+            raise PeerError(
+                "Ray",
+                f"a worker was lost {RETRIES + 1} times ({str(error)[:200]})",
+                "check the cluster's memory, and resume",
+            ) from error
         return found
 
     def __exit__(self, *raised: object) -> None:

@@ -96,8 +96,13 @@ class Result:
         was trained, where it is the user's own; ``task`` one with functions of the user's own.
         """
         place = RunFolder(Path(folder))
-        remedy = "name the folder of a finished run, or of a saved result"
-        check(place.holds_run, str(folder), "holds no result", remedy, FolderError)
+        check(
+            place.holds_run,
+            str(folder),
+            "holds no result",
+            "name the folder of a finished run, or of a saved result",
+            FolderError,
+        )
         python = place.training.exists()
         return cls(
             model=load(folder, model=model, task=task).model,

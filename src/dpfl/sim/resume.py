@@ -23,17 +23,25 @@ def resume(simulation: Simulation, found: Checkpoint) -> None:
     where, first = str(folder.ledger), simulation.agreement.first_round
     ledger, name = simulation.run.ledger, simulation.run.name
     charged = ledger.last_charged(name)
-    good = (first - 1 if charged is None else charged) >= done - 1
-    problem = f"ends at round {charged}, the checkpoint at {done - 1}"
-    check(good, where, problem, "restore the newest ledger", LedgerError)
+    check(
+        (first - 1 if charged is None else charged) >= done - 1,
+        where,
+        f"ends at round {charged}, the checkpoint at {done - 1}",
+        "restore the newest ledger",
+        LedgerError,
+    )
     simulation.history, charged_to = folder.cut_back(first, done), ledger.charged(name)
     seconds = {line["round"]: line for line in folder.read_timings()}
     simulation.timings = [own for round_, own in seconds.items() if round_ < done]
     for line in simulation.history:
         for client in line.arrived:
-            problem = f"does not hold round {line.round}'s charge to '{client}', who took part"
-            remedy = "restore the ledger this run has written"
-            check((line.round, client) in charged_to, where, problem, remedy, LedgerError)
+            check(
+                (line.round, client) in charged_to,
+                where,
+                f"does not hold round {line.round}'s charge to '{client}', who took part",
+                "restore the ledger this run has written",
+                LedgerError,
+            )
     while simulation.run.seed is None and charged is not None and simulation.state.round <= charged:
         reason = "charged, but interrupted before it was published"
         simulation.history.append(RoundRecord(round=simulation.state.round, lost=reason))

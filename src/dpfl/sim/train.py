@@ -187,11 +187,20 @@ def _begun(place: RunFolder, training: Training) -> bool | None:
     if not place.holds_run:
         return None
     where = str(place.path)
-    problem, remedy = "holds the run of an experiment file", f"use dpfl run --resume {where}"
-    check(place.training.exists(), where, problem, remedy, CheckpointError)
-    same = Training.read(place.training).digest == training.digest
-    problem = "holds another training: strategy, data, budgets, model, rounds or seed differ"
-    check(same, where, problem, "give the same arguments, or another folder", CheckpointError)
+    check(
+        place.training.exists(),
+        where,
+        "holds the run of an experiment file",
+        f"use dpfl run --resume {where}",
+        CheckpointError,
+    )
+    check(
+        Training.read(place.training).digest == training.digest,
+        where,
+        "holds another training: strategy, data, budgets, model, rounds or seed differ",
+        "give the same arguments, or another folder",
+        CheckpointError,
+    )
     return place.summary.exists()
 
 

@@ -112,8 +112,11 @@ class Pool(Workers):
         try:
             return [future.result() for future in futures]
         except BrokenProcessPool as error:
-            remedy = 'in a script, call dpfl under if __name__ == "__main__":'
-            raise DpflError("workers", "a worker process ended", remedy) from error
+            raise DpflError(
+                "workers",
+                "a worker process ended",
+                'in a script, call dpfl under if __name__ == "__main__":',
+            ) from error
 
     def __exit__(self, *raised: object) -> None:
         """End all processes; at once, if something was raised."""

@@ -168,15 +168,24 @@ class Accounting(Slots):
         the noise, is covered as well.
         """
         usable = [claim for claim in claims.values() if claim.usable]
-        problem = "neither a noise_multiplier nor a usable budget was given"
-        check(bool(usable), self.name, problem, "give one of the two", PrivacyRefusal)
+        check(
+            bool(usable),
+            self.name,
+            "neither a noise_multiplier nor a usable budget was given",
+            "give one of the two",
+            PrivacyRefusal,
+        )
         sampling, rate = self._sampling(self.observer, terms)
         exposure = self._seen_with(1.0, terms)
         steps = terms.participations if sampling == "none" else terms.rounds
         delta = min(claim.delta for claim in usable) - exposure.failure * steps
-        problem = f"bounds that fail at {exposure.failure:g} in {steps} rounds use up all of delta"
-        remedy = "plan fewer rounds, raise delta, or use bounds that do not fail"
-        check(delta >= SMALLEST_DELTA, self.name, problem, remedy, PrivacyRefusal)
+        check(
+            delta >= SMALLEST_DELTA,
+            self.name,
+            f"bounds that fail at {exposure.failure:g} in {steps} rounds use up all of delta",
+            "plan fewer rounds, raise delta, or use bounds that do not fail",
+            PrivacyRefusal,
+        )
         least = partial(calibrate, adjacency=self.adjacency, sampling=sampling, steps=steps)
         least = partial(least, delta=delta, sampling_rate=rate, numbers=exposure.draws)
         falling = sorted(usable, key=lambda claim: -claim.epsilon)
@@ -188,8 +197,11 @@ class Accounting(Slots):
             if exposure.noise / exposure.bound >= wanted:
                 return multiplier
             multiplier *= wanted * exposure.bound / exposure.noise * (1 + 1e-9)
-        problem = f"a noise multiplier of {wanted:.4g} is too much for the grid"
-        raise PrivacyRefusal(self.name, problem, "plan fewer rounds")
+        raise PrivacyRefusal(
+            self.name,
+            f"a noise multiplier of {wanted:.4g} is too much for the grid",
+            "plan fewer rounds",
+        )
 
     def _seen_with(self, noise_multiplier: float, terms: Terms) -> Exposure:
         """What the strategy's adversary sees of a client at this noise level."""

@@ -31,9 +31,12 @@ class Strategy(Accounting):
     """
 
     def __post_init__(self) -> None:
-        problem = f"its local work protects a {self.local.unit}, the promise is about a {self.unit}"
-        same = self.local.unit.of_data is self.unit.of_data
-        check(same, self.name, problem, "make the two agree")
+        check(
+            self.local.unit.of_data is self.unit.of_data,
+            self.name,
+            f"its local work protects a {self.local.unit}, the promise is about a {self.unit}",
+            "make the two agree",
+        )
         if not self.channel.sees_rows:
             self._check_sum()
         if self.local.pooled:
@@ -43,9 +46,12 @@ class Strategy(Accounting):
         self._check_shares()
         for stage in self.stages:
             kind = type(stage).__name__
-            problem = f"{kind} learns from a noisy sum, and single updates are weighed or cleaned"
-            remedy = "use noise = 'distributed' without personal starts, or a fixed clip"
-            check(self.sums_only or not stage.needs_sum, self.name, problem, remedy)
+            check(
+                self.sums_only or not stage.needs_sum,
+                self.name,
+                f"{kind} learns from a noisy sum, and single updates are weighed or cleaned",
+                "use noise = 'distributed' without personal starts, or a fixed clip",
+            )
         if self.observer is not Observer.NOBODY:
             self._check_promise()
         if self.releases:
@@ -56,24 +62,39 @@ class Strategy(Accounting):
 
     def _check_sum(self) -> None:
         lost, given = self.channel.tolerated_dropouts, self.tolerated_dropouts
-        problem = f"its channel plans for {lost} dropouts, {given} are tolerated"
-        check(lost == given, self.name, problem, "make the two agree")
+        check(
+            lost == given,
+            self.name,
+            f"its channel plans for {lost} dropouts, {given} are tolerated",
+            "make the two agree",
+        )
         remedy = "use a digital channel"
-        problem = "a summing channel delivers no rows to clean"
-        check(self.clean is None, self.name, problem, remedy)
-        problem = f"{type(self.weights).__name__} need rows, a summing channel delivers none"
-        check(not self.weights.needs_rows, self.name, problem, "use uniform or constant weights")
+        check(self.clean is None, self.name, "a summing channel delivers no rows to clean", remedy)
+        check(
+            not self.weights.needs_rows,
+            self.name,
+            f"{type(self.weights).__name__} need rows, a summing channel delivers none",
+            "use uniform or constant weights",
+        )
         nonlinear = next((type(stage).__name__ for stage in self.stages if not stage.linear), "")
-        problem = f"the server half of {nonlinear} is not linear and cannot act on a sum"
-        check(not nonlinear, self.name, problem, remedy)
+        check(
+            not nonlinear,
+            self.name,
+            f"the server half of {nonlinear} is not linear and cannot act on a sum",
+            remedy,
+        )
 
     def _check_pool(self) -> None:
         problem = "a curator of pooled records sees them as they are"
         self._refuse_unless(self.observer is Observer.WORLD, problem, "promise it to the world")
         alone = self.personal is None and not self.stages and not self.releases
-        problem = "pooled records are worked on together, and clients do nothing themselves"
         alone = alone and self.selection.sampling == "none" and self.channel.sees_rows
-        check(alone, self.name, problem, "leave out cohorts, stages, releases and personal parts")
+        check(
+            alone,
+            self.name,
+            "pooled records are worked on together, and clients do nothing themselves",
+            "leave out cohorts, stages, releases and personal parts",
+        )
 
     def _check_central_noise(self) -> None:
         kind = type(self.weights).__name__
@@ -100,8 +121,12 @@ class Strategy(Accounting):
         known = f"{dropouts} are tolerated" + f" beside {colluders} colluders" * bool(colluders)
         for noise in sharing:
             made = getattr(noise, "tolerated_dropouts", 0)
-            problem = f"noise is shared out for {made} dropouts, {known}"
-            check(made == dropouts + colluders, self.name, problem, "make the two agree")
+            check(
+                made == dropouts + colluders,
+                self.name,
+                f"noise is shared out for {made} dropouts, {known}",
+                "make the two agree",
+            )
 
     def _check_promise(self) -> None:
         change = f"one changed {self.unit} may change a whole clipped update"

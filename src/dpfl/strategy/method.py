@@ -67,13 +67,21 @@ class Method:
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.search if name not in self.settings]
-        problem = f"its search names '{unknown[0]}', which is not a setting" if unknown else ""
-        check(not unknown, self._where, problem, "name a setting of the factory")
+        check(
+            not unknown,
+            self._where,
+            f"its search names '{unknown[0]}', which is not a setting" if unknown else "",
+            "name a setting of the factory",
+        )
         defaults: dict[str, Any] = {}
         for shared in (p for own in _collected(self.factory) for p in _parameters(own.annotation)):
             same = defaults.setdefault(shared.name, shared.default) == shared.default
-            problem = f"two of its arguments have a setting '{shared.name}', with other defaults"
-            check(same or shared.name in self.fixed, self._where, problem, "give them one default")
+            check(
+                same or shared.name in self.fixed,
+                self._where,
+                f"two of its arguments have a setting '{shared.name}', with other defaults",
+                "give them one default",
+            )
 
     def __call__(self, **settings: Any) -> Strategy:
         """Build the strategy from keyword arguments."""
@@ -124,13 +132,21 @@ class Method:
         """
         known = self.settings
         for name in settings:
-            hint = "" if name in known else did_you_mean(name, known)
-            check(name in known, self._where, f"has no setting '{name}'", hint)
+            check(
+                name in known,
+                self._where,
+                f"has no setting '{name}'",
+                "" if name in known else did_you_mean(name, known),
+            )
         settings = {name: _of_kind(self._where, known[name], own) for name, own in settings.items()}
         needed = [name for name, setting in known.items() if setting.default is setting.empty]
         missing = [name for name in needed if name not in settings]
-        problem = f"needs {' and '.join(missing)}"
-        check(not missing, self._where, problem, "give a value: it has no default")
+        check(
+            not missing,
+            self._where,
+            f"needs {' and '.join(missing)}",
+            "give a value: it has no default",
+        )
         arguments = {}
         for own in _parameters(self.factory):
             if _collects(own):
@@ -192,10 +208,14 @@ def _of_kind(where: str, setting: inspect.Parameter, value: Any) -> Any:
     if Any in kinds or value is setting.default:
         return value
     numbers_only = isinstance(value, str) and bool(kinds & {int, float})
-    problem = f"{setting.name} = {value!r:.60}" + " is not a number" * numbers_only
     words = [word for kind, word in _WORDS.items() if kind in kinds]
     words = words or [f"a {kind.__name__}" for kind in kinds if kind is not type(None)]
-    check(_fits(value, kinds), where, problem, f"give {' or '.join(words)}")
+    check(
+        _fits(value, kinds),
+        where,
+        f"{setting.name} = {value!r:.60}" + " is not a number" * numbers_only,
+        f"give {' or '.join(words)}",
+    )
     whole = int in kinds and float not in kinds and isinstance(value, numbers.Real)
     return int(value) if whole and not isinstance(value, bool) else value
 

@@ -95,17 +95,23 @@ class Preconditioning(Recipe):
     def for_model(self, strategy: S, model: nn.Module) -> S:
         """Take the kind and the number of features from a model with a linear head."""
         buffers, where = dict(model.named_buffers()), f"method '{strategy.name}'"
-        good = isinstance(model, OnFeatures) and CENTRE in buffers
-        problem = "trains a linear head on public features, and this model is another"
-        remedy = "use the model 'linear_head', or a method for any model"
-        check(good, where, problem, remedy)
+        check(
+            isinstance(model, OnFeatures) and CENTRE in buffers,
+            where,
+            "trains a linear head on public features, and this model is another",
+            "use the model 'linear_head', or a method for any model",
+        )
         assert isinstance(model, OnFeatures)
         linear, constant = model.linear, getattr(model, "constant", None)
         assert isinstance(linear, nn.Linear)
         kinds = {value: kind for kind, value in CONSTANTS.items()}
         kind: Kind = "images" if constant is None else kinds[constant.value]
-        problem = f"its model gives {linear.out_features} number for a record, and no classes"
-        check(linear.out_features >= 2, where, problem, "use a task with two classes or more")
+        check(
+            linear.out_features >= 2,
+            where,
+            f"its model gives {linear.out_features} number for a record, and no classes",
+            "use a task with two classes or more",
+        )
         rules = Rules(
             kind=kind,
             size=len(buffers[CENTRE]),
@@ -132,28 +138,33 @@ class Preconditioning(Recipe):
     def plan(self, strategy: Slots, claims: Mapping[str, Claims], rounds: int | None) -> Numbers:
         """Plan from the signal; a plan that predicts noise only is refused unless forced."""
         if self.rules is None:
-            problem = "does not know its model"
-            raise ConfigurationError(f"method '{strategy.name}'", problem, "use for_model first")
+            raise ConfigurationError(
+                f"method '{strategy.name}'", "does not know its model", "use for_model first"
+            )
         signal = strategy_signal(strategy, claims)
         numbers = self.rules.plan(signal)
         if self.whiten is False and self.rules.kind == "images":
             numbers |= {"mean_share": max(0.08, numbers["mean_share"]), "second_share": 0.0}
         fits = self.rules.size <= MOST_WHITENED
-        problem = f"a Gram matrix of {self.rules.size} features is too large to release"
-        remedy = f"use a map of at most {MOST_WHITENED} features, or leave whiten out"
-        check(fits or not self.whiten, f"method '{strategy.name}'", problem, remedy)
+        check(
+            fits or not self.whiten,
+            f"method '{strategy.name}'",
+            f"a Gram matrix of {self.rules.size} features is too large to release",
+            f"use a map of at most {MOST_WHITENED} features, or leave whiten out",
+        )
         if self.whiten and numbers["second_share"] == 0:
             numbers |= {"mean_share": 0.05, "second_share": 0.10}
         asked = {name: getattr(self, name) for name in ("clip", "lr", "mean_share", "second_share")}
         numbers |= {name: value for name, value in asked.items() if value is not None}
         numbers["rounds"] = float(rounds or numbers["rounds"])
-        problem = (
+        check(
+            numbers["reach"] >= LEAST_REACH or self.force,
+            f"method '{strategy.name}'",
             f"the signal S = {signal:.3g} of these budgets and sizes is weaker than the noise on "
-            f"all parameters, {self.rules.reach:.3g}: expect chance"
+            f"all parameters, {self.rules.reach:.3g}: expect chance",
+            "raise budgets, ask more or larger clients, use smaller features, or force = true",
+            PrivacyRefusal,
         )
-        remedy = "raise budgets, ask more or larger clients, use smaller features, or force = true"
-        enough = numbers["reach"] >= LEAST_REACH or self.force
-        check(enough, f"method '{strategy.name}'", problem, remedy, PrivacyRefusal)
         return numbers
 
     def apply(self, strategy: S, numbers: Numbers) -> S:
@@ -225,9 +236,12 @@ class Planned:
     def slots(self, name: str) -> dict[str, Any]:
         """The slots that do not depend on how uploads reach the server."""
         one_of(name, ("record", "client"), unit=self.unit)
-        everyone = self.selection is None or self.selection.sampling == "none"
-        problem = "every client takes part in every round: cohorts would buy nothing"
-        check(everyone, name, problem, "leave cohort out")
+        check(
+            self.selection is None or self.selection.sampling == "none",
+            name,
+            "every client takes part in every round: cohorts would buy nothing",
+            "leave cohort out",
+        )
         recipe = Preconditioning(
             clip=self.gradient_clip,
             lr=self.step_size,

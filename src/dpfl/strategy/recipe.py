@@ -61,7 +61,11 @@ class Recipe:
 
 def checked_numbers(given: Numbers, names: tuple[str, ...]) -> dict[str, float]:
     """Return planned numbers of just these names, or refuse them: a server may send anything."""
-    known = set(given) == set(names) and all(map(math.isfinite, given.values()))
-    problem = f"plan {sorted(given)}, not finite numbers for {', '.join(names)}"
-    check(known, "terms", problem, "enrol again, with the same version", PeerError)
+    check(
+        set(given) == set(names) and all(map(math.isfinite, given.values())),
+        "terms",
+        f"plan {sorted(given)}, not finite numbers for {', '.join(names)}",
+        "enrol again, with the same version",
+        PeerError,
+    )
     return dict(given)

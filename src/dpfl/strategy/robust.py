@@ -29,8 +29,12 @@ def with_aggregation(strategy: Strategy, name: str, **settings: Any) -> Strategy
     kind = AGGREGATIONS[name]
     known = {field.name for field in fields(kind)}
     for setting in settings:
-        remedy = f"it has {' and '.join(sorted(known)) or 'no settings'}"
-        check(setting in known, f"aggregation {setting}", f"{name} has none", remedy)
+        check(
+            setting in known,
+            f"aggregation {setting}",
+            f"{name} has none",
+            f"it has {' and '.join(sorted(known)) or 'no settings'}",
+        )
     _check_rows(strategy, where, name)
     plug = kind(**settings)
     if isinstance(plug, Weights):
@@ -55,15 +59,21 @@ def with_clipped_rows(strategy: Strategy, bound: float | None = None) -> Strateg
 
 def _check_rows(strategy: Strategy, where: str, name: str) -> None:
     """Refuse a strategy whose server has no rows, or none that are private already."""
-    problem = f"'{strategy.name}' delivers a sum, and {name} needs the rows of single clients"
-    check(strategy.channel.sees_rows, where, problem, "use a method with a digital channel")
-    problem = f"'{strategy.name}' is protected by noise in a sum, which {name} is not"
-    remedy = "use a method whose clients add all of the noise themselves"
-    private = strategy.central_noise is None and strategy.observer is not Observer.WORLD
-    check(private, where, problem, remedy, PrivacyRefusal)
+    check(
+        strategy.channel.sees_rows,
+        where,
+        f"'{strategy.name}' delivers a sum, and {name} needs the rows of single clients",
+        "use a method with a digital channel",
+    )
+    check(
+        strategy.central_noise is None and strategy.observer is not Observer.WORLD,
+        where,
+        f"'{strategy.name}' is protected by noise in a sum, which {name} is not",
+        "use a method whose clients add all of the noise themselves",
+        PrivacyRefusal,
+    )
 
 
 def _check_not_cleaned(strategy: Strategy, where: str, remedy: str) -> None:
     """Refuse a strategy that cleans rows itself: there is one way at a time."""
-    problem = f"'{strategy.name}' cleans rows in its own way"
-    check(strategy.clean is None, where, problem, remedy)
+    check(strategy.clean is None, where, f"'{strategy.name}' cleans rows in its own way", remedy)

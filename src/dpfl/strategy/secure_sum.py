@@ -46,45 +46,85 @@ def _check_sums(strategy: Strategy) -> None:
     """Refuse what cannot be a sum of single uploads at all."""
     where, other = f"secure sum of '{strategy.name}'", "use another method"
     kind = type(strategy.channel).__name__
-    problem = f"its uploads have a channel of their own ({kind})"
-    check(strategy.channel.sees_rows, where, problem, other)
+    check(
+        strategy.channel.sees_rows,
+        where,
+        f"its uploads have a channel of their own ({kind})",
+        other,
+    )
     check(not strategy.local.pooled, where, "its records are pooled: there are no uploads", other)
     alone = strategy.personal is not None and strategy.personal.whole
     check(not alone, where, "its clients share nothing: there are no uploads", other)
-    problem = "it protects nobody, and a sum without noise may tell all about a client"
-    private = strategy.observer is not Observer.NOBODY
-    check(private, where, problem, "use a method that is private", PrivacyRefusal)
-    problem = "cohorts of a random size: its roster and its shares of noise tell who was drawn"
-    remedy = "draw a fixed number of clients: sampling = 'uniform'"
-    fixed = strategy.selection.sampling != "poisson"
-    check(fixed, where, problem, remedy, PrivacyRefusal)
+    check(
+        strategy.observer is not Observer.NOBODY,
+        where,
+        "it protects nobody, and a sum without noise may tell all about a client",
+        "use a method that is private",
+        PrivacyRefusal,
+    )
+    check(
+        strategy.selection.sampling != "poisson",
+        where,
+        "cohorts of a random size: its roster and its shares of noise tell who was drawn",
+        "draw a fixed number of clients: sampling = 'uniform'",
+        PrivacyRefusal,
+    )
     if strategy.clean is not None:
-        problem = f"{type(strategy.clean).__name__} needs single uploads, and a sum has none"
-        check(False, where, problem, strategy.clean.without_rows)
+        check(
+            False,
+            where,
+            f"{type(strategy.clean).__name__} needs single uploads, and a sum has none",
+            strategy.clean.without_rows,
+        )
     nonlinear = [type(stage).__name__ for stage in strategy.stages if not stage.linear]
-    problem = f"the server half of {' and '.join(nonlinear)} needs single uploads"
-    check(not nonlinear, where, problem, other)
+    check(
+        not nonlinear,
+        where,
+        f"the server half of {' and '.join(nonlinear)} needs single uploads",
+        other,
+    )
 
 
 def _client_level(strategy: Strategy, channel: SecureSum) -> Strategy:
     """Share noise out among the clients, for the honest ones of them."""
     where, missing = f"secure sum of '{strategy.name}'", channel.tolerated_dropouts
     given = strategy.tolerated_dropouts
-    problem = f"the method tolerates {given} dropouts, the secure sum {missing}"
-    check(given in (0, missing), where, problem, "say it once, for the secure sum")
-    problem = "every client adds all of the noise itself, which a sum would add up"
+    check(
+        given in (0, missing),
+        where,
+        f"the method tolerates {given} dropouts, the secure sum {missing}",
+        "say it once, for the secure sum",
+    )
     local = strategy.central_noise is None and not _shares(strategy)
-    check(not local, where, problem, "use noise = 'distributed'", PrivacyRefusal)
-    problem = f"{type(strategy.weights).__name__} are not constants fixed beforehand"
-    remedy = "use ExpectedCohortWeights"
-    check(strategy.weights.constant, where, problem, remedy, PrivacyRefusal)
-    problem = "its bound may fail for what the server draws, and the server is the adversary"
-    sure = strategy.resolve(PROTOTYPE).sent(1, PROTOTYPE).failure == 0
-    check(sure, where, problem, "use a bound that does not fail: clip_after", PrivacyRefusal)
+    check(
+        not local,
+        where,
+        "every client adds all of the noise itself, which a sum would add up",
+        "use noise = 'distributed'",
+        PrivacyRefusal,
+    )
+    check(
+        strategy.weights.constant,
+        where,
+        f"{type(strategy.weights).__name__} are not constants fixed beforehand",
+        "use ExpectedCohortWeights",
+        PrivacyRefusal,
+    )
+    check(
+        strategy.resolve(PROTOTYPE).sent(1, PROTOTYPE).failure == 0,
+        where,
+        "its bound may fail for what the server draws, and the server is the adversary",
+        "use a bound that does not fail: clip_after",
+        PrivacyRefusal,
+    )
     if strategy.central_noise is not None:
         strategy = _without_trust(strategy)
-    problem = "its last client stage adds no noise, and only integers with noise are added up"
-    check(strategy.stages[-1].shares_noise, where, problem, "let the noise come last")
+    check(
+        strategy.stages[-1].shares_noise,
+        where,
+        "its last client stage adds no noise, and only integers with noise are added up",
+        "let the noise come last",
+    )
     shares = missing + channel.colluders
     drawn = strategy.selection.sampling == "uniform"
     kept = [text for text in strategy.assumptions if text not in {*_SUPERSEDED, *DRAWN}]
@@ -103,8 +143,12 @@ def _client_level(strategy: Strategy, channel: SecureSum) -> Strategy:
 def _without_trust(strategy: Strategy) -> Strategy:
     """The strategy with a trusted server's noise in shares of the clients."""
     assert strategy.central_noise is not None
-    problem = "its clients add noise too, and only one of the two can be shared out"
-    check(not _shares(strategy), f"secure sum of '{strategy.name}'", problem, "drop one")
+    check(
+        not _shares(strategy),
+        f"secure sum of '{strategy.name}'",
+        "its clients add noise too, and only one of the two can be shared out",
+        "drop one",
+    )
     noise = GaussianNoise(
         noise_multiplier=strategy.central_noise.noise_multiplier,
         clip=strategy.resolve(PROTOTYPE).contribution_bound(PROTOTYPE),
@@ -117,9 +161,12 @@ def _without_trust(strategy: Strategy) -> Strategy:
 def _record_level(strategy: Strategy, channel: SecureSum) -> Strategy:
     """Weigh updates at the clients, by constants; share the noise of a single local step."""
     where, local = f"secure sum of '{strategy.name}'", strategy.local
-    problem = "its clients keep parts of the model, or send something else than their updates"
-    whole = strategy.personal is None and not strategy.stages
-    check(whole, where, problem, "use a method that averages updates")
+    check(
+        strategy.personal is None and not strategy.stages,
+        where,
+        "its clients keep parts of the model, or send something else than their updates",
+        "use a method that averages updates",
+    )
     weights = strategy.weights.by_clients()
     problem = f"{type(strategy.weights).__name__} are not constants that claims settle beforehand"
     remedy = "use a method that weighs all alike, or by what they claim"

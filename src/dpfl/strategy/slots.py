@@ -118,9 +118,13 @@ class Slots:
         ``single`` says that every unit is a single record. A strategy that protects whole clients
         stays as it is.
         """
-        problem = f"its releases before round one take single records, not all of a {unit}'s"
         released = bool(self.releases) or self.recipe is not None
-        check(single or not released, self.name, problem, "use records_per_person = 1")
+        check(
+            single or not released,
+            self.name,
+            f"its releases before round one take single records, not all of a {unit}'s",
+            "use records_per_person = 1",
+        )
         if not self.unit.of_data or unit is self.unit:
             return self
         alone = f"a {unit} with data at several clients has a privacy loss at each of them"

@@ -48,9 +48,12 @@ def over_the_air(
 ) -> Strategy:
     """Assemble a strategy of a clip, ``stages`` and a channel."""
     adjacency = adjacency_named(work.adjacency)
-    problem = "adjacency = 'add_remove': a client that is removed takes its own noise with it"
-    good = adjacency is not Adjacency.ADD_REMOVE
-    check(good, f"method '{name}'", problem, "use replace_one or zero_out")
+    check(
+        adjacency is not Adjacency.ADD_REMOVE,
+        f"method '{name}'",
+        "adjacency = 'add_remove': a client that is removed takes its own noise with it",
+        "use replace_one or zero_out",
+    )
     settings = ClientSettings(lr=1.0, batch_size=work.batch_size or ALL, local_steps=1)
     return Strategy(
         name=name,

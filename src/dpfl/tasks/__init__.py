@@ -46,9 +46,12 @@ def make_task(given: Mapping[str, Any] | str | Task | None) -> Task:
     """
     if given is None or isinstance(given, Task):
         return Classification() if given is None else given
-    remedy = "give its name, such as 'regression', or an object, such as Regression()"
-    problem = f"{getattr(given, '__name__', given)!r:.60} is not a task"
-    check(isinstance(given, str | Mapping), "task", problem, remedy)
+    check(
+        isinstance(given, str | Mapping),
+        "task",
+        f"{getattr(given, '__name__', given)!r:.60} is not a task",
+        "give its name, such as 'regression', or an object, such as Regression()",
+    )
     values = {"name": given} if isinstance(given, str) else dict(given)
     name = str(values.pop("name", "classification"))
     if name == CustomTask.name:
@@ -57,8 +60,7 @@ def make_task(given: Mapping[str, Any] | str | Task | None) -> Task:
         raise unknown_name("task", "task", name, TASKS)
     known = {field.name for field in fields(TASKS[name])}
     for key in values:
-        problem = f"is not a setting of {name}"
-        check(key in known, f"task {key}", problem, did_you_mean(key, known))
+        check(key in known, f"task {key}", f"is not a setting of {name}", did_you_mean(key, known))
     settings: dict[str, Any] = {
         k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
     }

@@ -38,9 +38,12 @@ class Task:
 
     def __post_init__(self) -> None:
         known = self.known_metrics
-        problem = f"'{self.metric}' is not a metric of {self.name}"
-        remedy = did_you_mean(self.metric, known)
-        check(self.metric in known, "task metric", problem, remedy)
+        check(
+            self.metric in known,
+            "task metric",
+            f"'{self.metric}' is not a metric of {self.name}",
+            did_you_mean(self.metric, known),
+        )
 
     @property
     def known_metrics(self) -> tuple[str, ...]:
@@ -210,11 +213,18 @@ def numbers(where: str, values: np.ndarray, what: str) -> np.ndarray:
         found = np.asarray(values, dtype=np.float64)
     except (ValueError, TypeError) as error:
         odd = next((str(one) for one in np.ravel(values) if not _is_number(one)), "")
-        problem = f"has {what} that are not numbers, such as {odd!r:.40}"
-        raise DataError(where, problem, "give numbers, and number classes from 0") from error
-    remedy = "drop or fill missing targets"
-    finite = bool(np.isfinite(found).all())
-    check(finite, where, f"has {what} that are not finite numbers", remedy, DataError)
+        raise DataError(
+            where,
+            f"has {what} that are not numbers, such as {odd!r:.40}",
+            "give numbers, and number classes from 0",
+        ) from error
+    check(
+        bool(np.isfinite(found).all()),
+        where,
+        f"has {what} that are not finite numbers",
+        "drop or fill missing targets",
+        DataError,
+    )
     return found
 
 
@@ -238,8 +248,13 @@ def weights_of(where: str, given: Sequence[float] | None) -> tuple[float, ...] |
     try:
         found = tuple(float(weight) for weight in given)
     except (TypeError, ValueError) as error:
-        remedy = "give a list of positive numbers"
-        raise ConfigurationError(where, f"{given!r} are not weights", remedy) from error
-    good = bool(found) and all(0 < weight < math.inf for weight in found)
-    check(good, where, f"{list(found)} are not weights", "give positive numbers, one a class")
+        raise ConfigurationError(
+            where, f"{given!r} are not weights", "give a list of positive numbers"
+        ) from error
+    check(
+        bool(found) and all(0 < weight < math.inf for weight in found),
+        where,
+        f"{list(found)} are not weights",
+        "give positive numbers, one a class",
+    )
     return found

@@ -22,14 +22,28 @@ _NUMBERED = "number the classes from 0"
 def _class_numbers(where: str, values: np.ndarray, most: float) -> Tensor:
     """Whole numbers from 0, one a record."""
     found = column(numbers(where, values, "labels"))
-    remedy = "give one class number per record, not one-hot rows"
-    check(found.ndim == 1, where, f"has labels of shape {found.shape}", remedy, DataError)
-    whole = bool(np.all(found == np.round(found)))
-    remedy = f"{_NUMBERED}, or choose the task 'regression'"
-    check(whole, where, "has labels that are not whole numbers", remedy, DataError)
+    check(
+        found.ndim == 1,
+        where,
+        f"has labels of shape {found.shape}",
+        "give one class number per record, not one-hot rows",
+        DataError,
+    )
+    check(
+        bool(np.all(found == np.round(found))),
+        where,
+        "has labels that are not whole numbers",
+        f"{_NUMBERED}, or choose the task 'regression'",
+        DataError,
+    )
     odd = found[(found < 0) | (found > most)]
-    remedy = "label records 0 or 1" if most == 1 else _NUMBERED
-    check(not len(odd), where, f"has label {next(iter(odd), 0):g}", remedy, DataError)
+    check(
+        not len(odd),
+        where,
+        f"has label {next(iter(odd), 0):g}",
+        "label records 0 or 1" if most == 1 else _NUMBERED,
+        DataError,
+    )
     return torch.from_numpy(found.astype(np.int64))
 
 
@@ -61,8 +75,12 @@ class Classification(Task):
             count = whole_number("task", "classes", self.classes)
             object.__setattr__(self, "classes", count)
         if self.classes is not None and self.class_weights is not None:
-            problem = f"{len(self.class_weights)} weights for {self.classes} classes"
-            check(len(self.class_weights) == self.classes, where, problem, "give one a class")
+            check(
+                len(self.class_weights) == self.classes,
+                where,
+                f"{len(self.class_weights)} weights for {self.classes} classes",
+                "give one a class",
+            )
 
     @property
     def width(self) -> int:
@@ -87,14 +105,22 @@ class Classification(Task):
             return self
         labels = torch.cat(list(targets)) if targets else torch.zeros(0)
         largest = int(labels.max()) if len(labels) else 0
-        problem = f"there is a label {largest}, more than records"
-        remedy = "check which column is the label, or choose the task 'regression'"
-        check(largest < max(len(labels), 1), "federation", problem, remedy, DataError)
+        check(
+            largest < max(len(labels), 1),
+            "federation",
+            f"there is a label {largest}, more than records",
+            "check which column is the label, or choose the task 'regression'",
+            DataError,
+        )
         gaps = torch.nonzero(torch.bincount(labels.long(), minlength=1) == 0).flatten().tolist()
         named = ", ".join(map(str, gaps[:5])) + (", ..." if len(gaps) > 5 else "")
-        problem = f"labels go up to {largest}, and nobody has a record of class {named}"
-        remedy = f"number the classes without gaps, or declare classes = {largest + 1}"
-        check(not (len(labels) and gaps), "federation", problem, remedy, DataError)
+        check(
+            not (len(labels) and gaps),
+            "federation",
+            f"labels go up to {largest}, and nobody has a record of class {named}",
+            f"number the classes without gaps, or declare classes = {largest + 1}",
+            DataError,
+        )
         return replace(self, classes=largest + 1)
 
     def outside(self, targets: Tensor) -> str | None:

@@ -62,9 +62,13 @@ class CustomTask(Task):
     def check_targets(self, where: str, values: np.ndarray) -> Tensor:
         """Convert numbers of any shape."""
         found = numbers(where, values, "targets")
-        whole = not self.whole_targets or bool(np.all(found == np.round(found)))
-        problem = "has targets that are not whole numbers"
-        check(whole, where, problem, "give whole numbers, or whole_targets=False", DataError)
+        check(
+            not self.whole_targets or bool(np.all(found == np.round(found))),
+            where,
+            "has targets that are not whole numbers",
+            "give whole numbers, or whole_targets=False",
+            DataError,
+        )
         return torch.from_numpy(found.astype(np.int64 if self.whole_targets else np.float32))
 
     def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -80,9 +84,12 @@ class CustomTask(Task):
         """The user's loss, which must be one number per record."""
         found = self.loss(outputs, targets)
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        problem = f"loss gives {shape} for {len(targets)} records"
-        remedy = "return one number per record, without a mean over records"
-        check(shape == (len(targets),), "task", problem, remedy)
+        check(
+            shape == (len(targets),),
+            "task",
+            f"loss gives {shape} for {len(targets)} records",
+            "return one number per record, without a mean over records",
+        )
         return found
 
     def predictions(self, outputs: Tensor) -> Tensor:
@@ -105,5 +112,8 @@ class CustomTask(Task):
 
 def cannot_load() -> ConfigurationError:
     """Say that a task with the user's own functions is not in a file."""
-    remedy = "pass the same CustomTask again"
-    return ConfigurationError("task", "is the user's own, and no file holds its functions", remedy)
+    return ConfigurationError(
+        "task",
+        "is the user's own, and no file holds its functions",
+        "pass the same CustomTask again",
+    )

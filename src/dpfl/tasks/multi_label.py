@@ -43,19 +43,25 @@ class MultiLabel(Task):
         remedy = "give one row of zeros and ones per record"
         check(found.ndim == 2, where, f"has labels of shape {found.shape}", remedy, DataError)
         odd = found[(found != 0) & (found != 1)]
-        problem = f"has label {next(iter(odd), 0):g} among several labels"
-        check(not len(odd), where, problem, remedy, DataError)
+        check(
+            not len(odd),
+            where,
+            f"has label {next(iter(odd), 0):g} among several labels",
+            remedy,
+            DataError,
+        )
         return torch.from_numpy(found.astype(np.float32))
 
     def resolve(self, targets: Sequence[Tensor]) -> Self:
         """Take the number of labels from the targets, which must agree on it."""
         columns = {target.shape[1] for target in targets}
-        remedy = "give every client the same labels"
-        good = len(columns) == 1 and (self.labels is None or {self.labels} == columns)
-        problem = (
-            f"clients have {sorted(columns)} labels, not {self.labels or 'one number of them'}"
+        check(
+            len(columns) == 1 and (self.labels is None or {self.labels} == columns),
+            "federation",
+            f"clients have {sorted(columns)} labels, not {self.labels or 'one number of them'}",
+            "give every client the same labels",
+            DataError,
         )
-        check(good, "federation", problem, remedy, DataError)
         return replace(self, labels=columns.pop())
 
     def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -50,19 +50,32 @@ class Regression(Task):
     def check_targets(self, where: str, values: np.ndarray) -> Tensor:
         """Convert one number, or one row of numbers, per record."""
         found = column(numbers(where, values, "targets"))
-        remedy = "give one number, or one row of numbers, per record"
-        shape = f"has targets of shape {found.shape}"
-        check(found.ndim in (1, 2), where, shape, remedy, DataError)
-        large = bool((np.abs(found) <= 1e15).all())
-        check(large, where, "has targets beyond 1e15", "scale them by a public constant", DataError)
+        check(
+            found.ndim in (1, 2),
+            where,
+            f"has targets of shape {found.shape}",
+            "give one number, or one row of numbers, per record",
+            DataError,
+        )
+        check(
+            bool((np.abs(found) <= 1e15).all()),
+            where,
+            "has targets beyond 1e15",
+            "scale them by a public constant",
+            DataError,
+        )
         return torch.from_numpy(found.astype(np.float32))
 
     def resolve(self, targets: Sequence[Tensor]) -> Self:
         """Take the numbers per record from the targets, which must agree on it."""
         columns = {1 if target.ndim == 1 else target.shape[1] for target in targets}
-        good = len(columns) == 1 and self.outputs_per_record in (None, *columns)
-        problem = f"clients have {sorted(columns)} targets per record"
-        check(good, "federation", problem, "give every client the same targets", DataError)
+        check(
+            len(columns) == 1 and self.outputs_per_record in (None, *columns),
+            "federation",
+            f"clients have {sorted(columns)} targets per record",
+            "give every client the same targets",
+            DataError,
+        )
         return replace(self, outputs_per_record=columns.pop())
 
     def constant(self, targets: Tensor) -> Tensor:

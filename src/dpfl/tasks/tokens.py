@@ -41,11 +41,19 @@ class TokenPrediction(Task):
     def check_targets(self, where: str, values: np.ndarray) -> Tensor:
         """Convert rows of tokens."""
         found = numbers(where, values, "targets")
-        remedy = "give one row of tokens per record"
-        check(found.ndim == 2, where, f"has targets of shape {found.shape}", remedy, DataError)
-        whole = bool(np.all((found == np.round(found)) & (found >= 0) & (found < 2**31)))
         check(
-            whole, where, "has targets that are not tokens", "give whole numbers from 0", DataError
+            found.ndim == 2,
+            where,
+            f"has targets of shape {found.shape}",
+            "give one row of tokens per record",
+            DataError,
+        )
+        check(
+            bool(np.all((found == np.round(found)) & (found >= 0) & (found < 2**31))),
+            where,
+            "has targets that are not tokens",
+            "give whole numbers from 0",
+            DataError,
         )
         return torch.from_numpy(found.astype(np.int64))
 

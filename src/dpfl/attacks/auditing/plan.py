@@ -55,12 +55,13 @@ class Audit:
         for name in ("canaries", "trials", "rounds"):
             whole_number("audit", name, getattr(self, name))
         most = self.most_shown
-        problem = (
+        check(
+            most > self.budget.epsilon / 4,
+            "audit",
             f"{self.canaries} canaries and {self.trials} trials show at most an epsilon of "
-            f"{most:.2f} with a confidence of {self.confidence:g}"
+            f"{most:.2f} with a confidence of {self.confidence:g}",
+            "ask for more of them, or for less confidence",
         )
-        remedy = "ask for more of them, or for less confidence"
-        check(most > self.budget.epsilon / 4, "audit", problem, remedy)
 
     @property
     def most_shown(self) -> float:
@@ -87,8 +88,12 @@ class Audit:
 def check_audited(method: Method, how: Audit) -> Strategy:
     """Build a method; one that claims nothing, or whose clients send nothing, is refused."""
     strategy, where = method.build(how.settings_of(method)), f"audit of '{method.name}'"
-    protects = strategy.observer is not Observer.NOBODY
-    check(protects, where, "it protects nobody, and claims nothing", "audit another method")
+    check(
+        strategy.observer is not Observer.NOBODY,
+        where,
+        "it protects nobody, and claims nothing",
+        "audit another method",
+    )
     alone = Flag.ALONE in strategy.flags
     check(not alone, where, "nothing leaves its clients", "audit another method")
     return strategy

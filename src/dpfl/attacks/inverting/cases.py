@@ -61,9 +61,12 @@ def cases_of(
                 sentence = f"{name}, {view}: {refusal}"
                 left_out += [sentence] * (sentence not in left_out)
     for name in methods:  # said before the work starts
-        why = next((one for one in left_out if one.startswith(f"{name}, ")), "")
-        there = any(case.method == name for case in found)
-        check(there, "inversion", why, "name other methods or views")
+        check(
+            any(case.method == name for case in found),
+            "inversion",
+            next((one for one in left_out if one.startswith(f"{name}, ")), ""),
+            "name other methods or views",
+        )
     return found, left_out
 
 
@@ -90,11 +93,15 @@ def _case(victim: Victim, values: Plain, name: str, epsilon: float, view: str) -
     if find(name).model is not None:  # it plans its own work
         federation = replace(federation, client_settings={})
     alone = Flag.ALONE in strategy.flags or strategy.local.pooled
-    where, problem = f"method '{name}'", "no gradient leaves its clients"
-    check(not alone, where, problem, "invert another method")
+    where = f"method '{name}'"
+    check(not alone, where, "no gradient leaves its clients", "invert another method")
     rows = strategy.channel.sees_rows
-    problem = "its server sees no single row"
-    check(rows or view not in ("row", "cleaned"), where, problem, "ask for the view 'sum'")
+    check(
+        rows or view not in ("row", "cleaned"),
+        where,
+        "its server sees no single row",
+        "ask for the view 'sum'",
+    )
     cleans = strategy.clean is not None
     check(cleans or view != "cleaned", where, "it does not clean rows", "ask for the view 'row'")
     given = experiment.budgets.delta

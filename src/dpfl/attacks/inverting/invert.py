@@ -66,9 +66,12 @@ class Inversion:
             one_of("inversion", ALGORITHMS, algorithm=algorithm)
         for name in ("iterations", "restarts"):
             whole_number("inversion", name, getattr(self, name))
-        good = len(self.records) == len(set(self.records)) > 0 and min(self.records) >= 0
-        problem, remedy = f"records = {list(self.records)}", "name different records, from 0"
-        check(good, "inversion", problem, remedy)
+        check(
+            len(self.records) == len(set(self.records)) > 0 and min(self.records) >= 0,
+            "inversion",
+            f"records = {list(self.records)}",
+            "name different records, from 0",
+        )
 
 
 @one_thread()  # steps are small: threads would wait for each other
@@ -162,9 +165,12 @@ def _check_memory(seen: Sequence[Seen]) -> None:
     """Refuse a model whose inversion does not fit into the memory that is free."""
     needed = max(bytes_of_a_step(one.model, one.shape, one.records) for one in seen)
     free = _free_bytes()
-    problem = f"a step takes about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
-    remedy = "use a smaller model, fewer records, or the view of a row"
-    check(needed <= free, "inversion", problem, remedy)
+    check(
+        needed <= free,
+        "inversion",
+        f"a step takes about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free",
+        "use a smaller model, fewer records, or the view of a row",
+    )
 
 
 def _free_bytes() -> float:

@@ -59,8 +59,13 @@ class Victim:
             dataset = load_dataset(experiment.data.name, data_folder).as_task(federation.task)
             features, labels = dataset.features, dataset.labels
         most = len(labels)
-        problem, remedy = f"there is no record {max(records)}", f"name some of 0 to {most - 1}"
-        check(max(records) < most, "inversion", problem, remedy, DataError)
+        check(
+            max(records) < most,
+            "inversion",
+            f"there is no record {max(records)}",
+            f"name some of 0 to {most - 1}",
+            DataError,
+        )
         chosen = torch.tensor(list(records))
         target = features[chosen], labels[chosen]
         low, high = _range(federation, features)
@@ -81,12 +86,19 @@ class Victim:
 
 def _check_task(federation: Federation) -> None:
     """Refuse what has no gradient in its records, or no classes."""
-    remedy = "use a data set of numbers or images"
     tokens = isinstance(federation.inputs, Tokens)
-    check(not tokens, "inversion", "records are tokens, which no gradient moves", remedy)
-    good = federation.task.softmax and federation.task.plain
-    problem, remedy = f"the task is {federation.task.name}", "use a classification of records"
-    check(good, "inversion", problem, remedy)
+    check(
+        not tokens,
+        "inversion",
+        "records are tokens, which no gradient moves",
+        "use a data set of numbers or images",
+    )
+    check(
+        federation.task.softmax and federation.task.plain,
+        "inversion",
+        f"the task is {federation.task.name}",
+        "use a classification of records",
+    )
 
 
 def _range(federation: Federation, features: Tensor) -> tuple[Tensor, Tensor]:

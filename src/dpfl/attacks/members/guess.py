@@ -118,32 +118,58 @@ def _check_confidence(runs: int, confidence: float) -> None:
     If every run were one trial, a perfect attack must still be told from a coin: its lower limit,
     ((1 - confidence) / 2)^(1 / runs), must be at least one half.
     """
-    good = is_number(confidence) and 0.5 <= confidence < 1
-    check(good, "confidence", f"{confidence!r} is not a level", "give 0.5 or more, below 1")
+    check(
+        is_number(confidence) and 0.5 <= confidence < 1,
+        "confidence",
+        f"{confidence!r} is not a level",
+        "give 0.5 or more, below 1",
+    )
     needed = int(np.ceil(np.log2(2 / (1 - confidence))))
-    problem = f"{runs} runs are too few for a confidence of {confidence:g}"
-    check(runs >= needed, "runs", problem, f"use {needed} or more")
+    check(
+        runs >= needed,
+        "runs",
+        f"{runs} runs are too few for a confidence of {confidence:g}",
+        f"use {needed} or more",
+    )
 
 
 def _targets(prepared: Simulation, client: str | None, count: int | None) -> Targets:
     """Choose whose membership is guessed; what cannot be played is refused."""
-    strategy, where = prepared.strategy, "membership"
+    strategy = prepared.strategy
     nothing = strategy.personal is not None and strategy.personal.whole
-    problem, remedy = f"'{strategy.name}' sends nothing and publishes nothing", "attack another one"
-    check(not nothing, where, problem, remedy)
+    check(
+        not nothing,
+        "membership",
+        f"'{strategy.name}' sends nothing and publishes nothing",
+        "attack another one",
+    )
     members = prepared.work.members(prepared.members)
     if not strategy.unit.of_data:
-        problem, remedy = f"'{strategy.name}' protects whole clients", "leave the client out"
-        check(client is None, "client", problem, remedy)
+        check(
+            client is None,
+            "client",
+            f"'{strategy.name}' protects whole clients",
+            "leave the client out",
+        )
         number = _count(count, len(members), "clients")
         return ClientTargets(members=[members[name] for name in sorted(members)[:number]])
     client = min(members) if client is None else client
-    known = client in members
-    check(known, "client", f"there is no '{client}'", did_you_mean(client, members), DataError)
+    check(
+        client in members,
+        "client",
+        f"there is no '{client}'",
+        did_you_mean(client, members),
+        DataError,
+    )
     member, left_out = members[client], strategy.observer is Observer.NOBODY
-    floating = left_out or prepared.federation.shards[client].features.is_floating_point()
-    problem, remedy = "records are tokens, not numbers", "use a data set of numbers or images"
-    check(floating, f"client '{client}'", f"its {problem}", remedy, DataError)
+    problem = "records are tokens, not numbers"
+    check(
+        left_out or prepared.federation.shards[client].features.is_floating_point(),
+        f"client '{client}'",
+        f"its {problem}",
+        "use a data set of numbers or images",
+        DataError,
+    )
     number = _count(count, member.shard.examples - left_out, f"{strategy.unit}s of '{client}'")
     return RecordTargets(member=member, places=torch.arange(number), left_out=left_out)
 
@@ -153,8 +179,7 @@ def _count(asked: int | None, most: int, what: str) -> int:
 
     Left out, it is :data:`TARGETS`, or fewer where there are fewer; more than there are is refused.
     """
-    enough = most >= 1
-    check(enough, "targets", f"there are no {what} to choose from", "use more data", DataError)
+    check(most >= 1, "targets", f"there are no {what} to choose from", "use more data", DataError)
     if asked is None:
         return min(TARGETS, most)
     whole_number("targets", "targets", asked)
@@ -171,17 +196,28 @@ def _stated(
     asked for and cannot be stated is refused, with the number of runs that it takes.
     """
     absences, there = int((~coins).sum()), int(coins.sum())
-    problem = f"{coins.size} trials have {there} with and {absences} without the target"
-    check(min(absences, there) >= 2, "runs", problem, "use more runs or targets")
+    check(
+        min(absences, there) >= 2,
+        "runs",
+        f"{coins.size} trials have {there} with and {absences} without the target",
+        "use more runs or targets",
+    )
     wanted = RATES if asked is None else tuple(asked)
     for rate in wanted:
-        good = is_number(rate) and 0 < rate < 1
-        check(good, "fpr", f"{rate!r} is not a rate", "give numbers between 0 and 1")
+        check(
+            is_number(rate) and 0 < rate < 1,
+            "fpr",
+            f"{rate!r} is not a rate",
+            "give numbers between 0 and 1",
+        )
         needed = int(np.ceil(1 / rate))
-        problem = f"{rate:g} needs {needed} trials without the target, and there are {absences}"
         runs = int(np.ceil(1.1 * len(coins) * needed / absences))
-        remedy = f"use more targets, about {runs} runs, or a larger rate"
-        check(asked is None or absences >= needed, "fpr", problem, remedy)
+        check(
+            asked is None or absences >= needed,
+            "fpr",
+            f"{rate:g} needs {needed} trials without the target, and there are {absences}",
+            f"use more targets, about {runs} runs, or a larger rate",
+        )
     enough = tuple(rate for rate in wanted if absences * rate >= 1)
     return enough, tuple(rate for rate in wanted if rate not in enough)
 

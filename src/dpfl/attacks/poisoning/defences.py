@@ -43,8 +43,12 @@ def check_defence(name: str) -> None:
     if kind not in DEFENCES:
         raise unknown_name("defences", "defence", kind, DEFENCES)
     good = not bound or (kind == "clip" and _number(bound) > 0)
-    remedy = "give a norm above 0, for instance clip=0.5" if kind == "clip" else f"say {kind}"
-    check(good and not name.endswith("="), "defences", f"'{name}' has no such setting", remedy)
+    check(
+        good and not name.endswith("="),
+        "defences",
+        f"'{name}' has no such setting",
+        "give a norm above 0, for instance clip=0.5" if kind == "clip" else f"say {kind}",
+    )
 
 
 def defended(strategy: Strategy, name: str) -> Strategy:
@@ -54,8 +58,12 @@ def defended(strategy: Strategy, name: str) -> Strategy:
     if kind == "none":
         return strategy
     robust = {type(strategy.weights), type(strategy.clean)} & set(AGGREGATIONS.values())
-    problem = f"'{strategy.name}' aggregates robustly already"
-    check(not robust, f"defence {name}", problem, "compare it without a further defence")
+    check(
+        not robust,
+        f"defence {name}",
+        f"'{strategy.name}' aggregates robustly already",
+        "compare it without a further defence",
+    )
     if kind == "clip":
         return with_clipped_rows(strategy, _number(bound) if bound else None)
     return with_aggregation(strategy, kind)

@@ -81,8 +81,12 @@ def poison(
         plan, refused = _planned(case_of(method, seeds[0]), method, chosen, asked)
         plans += [plan] if plan else []
         left_out += refused
-    problem = "there is nothing to compare: " + "; ".join(left_out)
-    check(bool(plans), "poisoning", problem, "name other methods or defences")
+    check(
+        bool(plans),
+        "poisoning",
+        "there is nothing to compare: " + "; ".join(left_out),
+        "name other methods or defences",
+    )
     return _compared(plans, seeds, case_of, progress, left_out, client is not None)
 
 
