@@ -76,7 +76,9 @@ def _from_numbers(asked: Plain) -> Plain:
     from dpfl.privacy.calibrate import calibrate
     from dpfl.privacy.events import Event
 
-    noise, delta, adjacency = asked["noise_multiplier"], asked["delta"], asked["adjacency"]
+    noise = asked["noise_multiplier"]
+    delta = asked["delta"]
+    adjacency = asked["adjacency"]
     by = {"adjacency": adjacency_named(adjacency), "accountant": asked["accountant"]}
     rate = 1.0 if asked["sampling"] == "none" else asked["sampling_rate"]
     drawn = {"sampling": asked["sampling"], "sampling_rate": rate, "steps": asked["steps"]}
@@ -109,8 +111,11 @@ def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool)
     with closing(Ledger.open(path, read_only=True)) as book, book.snapshot():
         if page is not None:
             pages.write_ledger_page(book, page, f"Privacy report of {book.identity()}", delta)
-        lines, head, rule = statements(book, delta), book.head(), book.filter
-        seeded, titles = book.seeded_runs(), book.titles()
+        lines = statements(book, delta)
+        head = book.head()
+        rule = book.filter
+        seeded = book.seeded_runs()
+        titles = book.titles()
     raised = {
         flag: [run for run, title in titles.items() if flag in flags_in(title)] for flag in IN_TITLE
     }

@@ -79,7 +79,8 @@ def membership(
         folder=folder,
         as_json=asked.json,
     )
-    exceeded, remedy = warnings(result), "see report.html, and audit the method"
+    exceeded = warnings(result)
+    remedy = "see report.html, and audit the method"
     c.warn(exceeded)
     check(
         not exceeded,

@@ -48,7 +48,8 @@ def poison(
     from dpfl.attacks.poisoning.poison import poison as library
     from dpfl.report.poison_page import poison_page
 
-    values, numbers = asked.values(), seeds_of(seeds)
+    values = asked.values()
+    numbers = seeds_of(seeds)
     names = asked.method_names(values)
     place = asked.folder or Path("runs")
     stop = c.interruptible(place, lambda: "nothing was written: run the command again")
@@ -64,7 +65,8 @@ def poison(
             data_folder=asked.data,
             progress=_Pace(update),
         )
-    page, folder = poison_page(found), asked.folder
+    page = poison_page(found)
+    folder = asked.folder
     finish(found, page, lambda: show(found), stem="poison", folder=folder, as_json=asked.json)
 
 
@@ -72,7 +74,10 @@ class _Pace:
     """Moves the bar, and says once, after the first run, about how long all others take."""
 
     def __init__(self, update: c.Update) -> None:
-        self._update, self._began, self._first, self._said = update, 0.0, "", False
+        self._update = update
+        self._began = 0.0
+        self._first = ""
+        self._said = False
 
     def __call__(self, done: int, total: int, note: str) -> None:
         """A round of the run that ``note`` names is over: ``done`` of ``total`` rounds are."""

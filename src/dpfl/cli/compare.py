@@ -46,12 +46,14 @@ def compare(
     from dpfl.experiments.results import StudyResult
     from dpfl.methods import find, with_baselines
 
-    values, settings = asked.values(), {}
+    values = asked.values()
+    settings = {}
     if tuned is not None:
         searched = StudyResult.read(tuned, remedy := "name the folder of a dpfl tune")
         check(bool(searched.tuning), "--tuned", f"{tuned} holds no search", remedy)
         settings = searched.settings()
-    names, numbers = asked.method_names(values, settings), seeds_of(seeds)
+    names = asked.method_names(values, settings)
+    numbers = seeds_of(seeds)
     names = with_baselines(names) if baselines else names
     for name in names if tuned else ():
         if name in settings:

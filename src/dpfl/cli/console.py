@@ -118,7 +118,8 @@ def print_table(columns: Sequence[str], rows: Rows, title: str = "", left: int =
     for a table of methods, that column keeps at least nine characters.
     """
     lines = Table(title=title or None, title_justify="left", min_width=len(title), box=None)
-    lines.pad_edge, lines.padding = False, (0, 2, 0, 0)
+    lines.pad_edge = False
+    lines.padding = (0, 2, 0, 0)
     for number, column in enumerate(columns):
         words = number < left
         narrowest = 9 if number == 0 and left == 1 else None  # a row needs its name

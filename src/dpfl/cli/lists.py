@@ -32,7 +32,8 @@ def methods(
         lines = [f"| `{name}` | {' | '.join(cells)} |" for name, *cells in rows]
         typer.echo("\n".join([PAGE, *lines]))
         return
-    keys, headings = ("about", "family", "needs"), ("method", "what it is", "family", "needs")
+    keys = ("about", "family", "needs")
+    headings = ("method", "what it is", "family", "needs")
     told = {one.name: {key: getattr(one, key) for key in keys} for one in found}
     c.answer(json, told, lambda: c.print_table(headings, rows, left=4))
 

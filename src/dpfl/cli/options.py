@@ -253,7 +253,8 @@ def takes_experiment(more: Options | None = None) -> Callable[[Command], Command
             shared = {name: values.pop(name) for name in common if name not in given}
             command(Asked(given=described, **shared), **values)
 
-        keyword, own = inspect.Parameter.KEYWORD_ONLY, inspect.signature(command, eval_str=True)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        own = inspect.signature(command, eval_str=True)
         parameters = [
             inspect.Parameter(name, keyword, default=option, annotation=kind)
             for name, (kind, option) in common.items()

@@ -48,7 +48,8 @@ def show_description(described: Description) -> None:
     """Print a description for people."""
     title = f"{described.method}: one round"
     c.print_table(("step", "component"), described.pipeline, left=2, title=title)
-    promise, said = described.promise, "protects nobody"
+    promise = described.promise
+    said = "protects nobody"
     if described.protects:
         hidden = f"protects a {promise.unit} against the {promise.adversary}"
         said = f"{hidden} ({promise.adjacency} adjacency)"
@@ -69,7 +70,8 @@ def show_description(described: Description) -> None:
     size = f"{described.rounds} rounds, {len(described.clients)} clients"
     cohort = f"about {described.cohort:g} a round"
     c.out.print(f"{size}, {cohort}, {described.participations} planned participations each")
-    up, down = c.size(described.bytes_up), c.size(described.bytes_down)
+    up = c.size(described.bytes_up)
+    down = c.size(described.bytes_down)
     c.out.print(f"{described.parameters} parameters; per client and round {up} up, {down} down")
     for name, reason in described.slow_layers.items():
         layer = f"layer '{name}'" if name else "the model itself"
@@ -81,7 +83,8 @@ def show_description(described: Description) -> None:
 
 def _show_costs(described: Description) -> None:
     """Print epsilons by adversary, as published, and by whose noise is counted on."""
-    headings, published = ("smallest", "median", "largest"), described.published
+    headings = ("smallest", "median", "largest")
+    published = described.published
     costs = [
         [f"against the {observer}", *c.format_spread(one.spread), ", ".join(one.accountants)]
         for observer, one in described.epsilon.items()

@@ -63,7 +63,8 @@ def _columns(
     """
     import numpy as np
 
-    found, names = {"prediction": predictor.predict(records)}, predictor.class_names
+    found = {"prediction": predictor.predict(records)}
+    names = predictor.class_names
     if names and found["prediction"].dtype.kind == "i":
         found["prediction"] = np.array(names, dtype=object)[found["prediction"]]
     if probabilities:

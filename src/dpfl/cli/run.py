@@ -92,7 +92,8 @@ def _interrupted(asked: o.Asked, folder: Path) -> tuple[Path, Experiment]:
     described = {name for name, own in asked.given.items() if own is not None} - {"workers"}
     remedy = "a resumed run takes it from its own folder"
     check(not (asked.file or described), "--resume", "an experiment was given as well", remedy)
-    path, remedy = folder / "experiment.toml", "name the folder of an interrupted run"
+    path = folder / "experiment.toml"
+    remedy = "name the folder of an interrupted run"
     if (folder / "training.json").exists():
         remedy = "it was begun from Python: go on with dpfl.train(..., resume=True)"
     check(path.exists(), str(folder), "holds no run", remedy, FolderError)
@@ -104,7 +105,9 @@ def show(folder: Path, summary: Summary) -> None:
     from dpfl.report.words import finish_in_words
 
     c.warn(summary.flags)
-    rounds, left, epsilon = summary.rounds, summary.clients_left, summary.epsilon
+    rounds = summary.rounds
+    left = summary.clients_left
+    epsilon = summary.epsilon
     scores = summary.scores
     early = f" ({rounds.ended_early})" if rounds.ended_early else ""
     named = f" ({', '.join(left[:5])}{', ...' if len(left) > 5 else ''})" if left else ""

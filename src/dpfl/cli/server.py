@@ -115,7 +115,9 @@ def _show(folder: Path, now: StudyStatus) -> None:
     from dpfl.deploy.messages import round_name
     from dpfl.runs.result import total_bytes
 
-    study, summary, total = now.study, now.summary, total_bytes(now.rounds)
+    study = now.study
+    summary = now.summary
+    total = total_bytes(now.rounds)
     facts = [
         ("study", f"{study.study.name} ({study.method.name})"),
         ("task", study.learned_text),
@@ -126,7 +128,8 @@ def _show(folder: Path, now: StudyStatus) -> None:
         said = f"{own['value']:.4g} ± {own['standard_error']:.2g} (noise), after round"
         facts.append((str(own["metric"]), f"{said} {own['after']}"))
     for site in study.study.sites:
-        missed, took = now.missed(site), f"took part in {now.took_part(site)} round(s)"
+        missed = now.missed(site)
+        took = f"took part in {now.took_part(site)} round(s)"
         for round_, reason in missed[-1:]:
             took += f"; missed {len(missed)} ({round_name(round_)}: {reason})"
         if now.running and site in now.progress.sites:

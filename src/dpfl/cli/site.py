@@ -135,7 +135,8 @@ def spend(
     from dpfl.privacy.flags import Flag, RaisedFlag
 
     site = LoadedSite(folder)
-    lines, flags = site.spent(), site.flags()
+    lines = site.spent()
+    flags = site.flags()
     with closing(site.checked_ledger()) as ledger:
         if page is not None:
             title = f"Budget and spending of '{site.id}'"
@@ -187,7 +188,8 @@ def evaluate(
 
 def show_tried(found: TriedModel, finish: FinishScores | None = None) -> None:
     """Print how good a model is on a site's test records, and what its personal finish is."""
-    scores, words = found.scores, found.scores.words
+    scores = found.scores
+    words = found.scores.words
     told = f"{words.words} {words.show(scores.value)} on {found.test_records} records"
     c.out.print(f"{found.run} ({found.method}): {told}")
     if found.constant is not None:

@@ -43,10 +43,12 @@ def sweep(asked: o.Asked, over: list[str] | None = o.OVER, seeds: str = o.SEEDS)
     from dpfl.experiments import compare as library
     from dpfl.experiments.study import set_fields
 
-    lists, values = lists_of(over or []), asked.values()
+    lists = lists_of(over or [])
+    values = asked.values()
     check(bool(lists), "--over", "was not given", "give for instance --over budgets.scale=0.5,1,2")
     first = set_fields(values, {field: choices[0] for field, choices in lists.items()})
-    names, numbers = asked.method_names(first), seeds_of(seeds)
+    names = asked.method_names(first)
+    numbers = seeds_of(seeds)
     with open_store(asked, "sweep") as store:
         result = library.sweep(values, lists, names, seeds=numbers, store=store)
     finish(result, asked, "sweep", show_sweep)
@@ -60,7 +62,8 @@ def show_sweep(result: StudyResult) -> None:
     from dpfl.experiments.ranking import grouped, standings
 
     cases = [(case, standings(result.of_case(case))) for case in result.cases]
-    fields, first = field_names(cases[0][0]), cases[0][1]
+    fields = field_names(cases[0][0])
+    first = cases[0][1]
     for unit, mine in grouped(first).items():
         labels = [one.label for one in mine]
         wide = len(labels) <= c.MOST_COLUMNS
@@ -111,7 +114,8 @@ def tune(
     from dpfl.experiments import compare as library
     from dpfl.experiments.study import Sweep
 
-    lists, values = lists_of(over or []), asked.values()
+    lists = lists_of(over or [])
+    values = asked.values()
     candidates, _ = asked.candidates()
     if accounted is not None:
         check(
@@ -137,7 +141,8 @@ def tune(
             values, names, over=lists or None, search=search, on=on, seeds=seeds, store=store
         )
     folder = finish(result, asked, "tune", show_tables)
-    study, seed = Sweep.from_dict(dict(result.study)), values.get("run", {}).get("seed", 0)
+    study = Sweep.from_dict(dict(result.study))
+    seed = values.get("run", {}).get("seed", 0)
     files = [folder / f"{cell.label}.toml" for cell in result.cells]
     for file, cell in zip(files, result.cells, strict=True):
         experiment = study.experiment(cell.case, cell.label, cell.chosen, seed)
@@ -169,7 +174,8 @@ def study(
     from dpfl.experiments.results import StudyResult
     from dpfl.experiments.study import Sweep
 
-    asked_for, recorded = Sweep.from_file(file), file.with_suffix(".json")
+    asked_for = Sweep.from_file(file)
+    recorded = file.with_suffix(".json")
     if record and recorded.exists():
         StudyResult.read(recorded, "move it away: --record replaces recorded results only")
     if show_recorded:

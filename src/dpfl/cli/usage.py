@@ -12,10 +12,12 @@ _KINDS = {"integer": "a whole number", "float": "a number", "boolean": "true or 
 
 def usage_sentence(error: click.UsageError) -> str:
     """Say what was typed, why it cannot be, and what to type instead."""
-    message, command = error.format_message(), error.ctx and error.ctx.command
+    message = error.format_message()
+    command = error.ctx and error.ctx.command
     see = f"see {error.ctx.command_path} --help" if error.ctx else "see dpfl --help"
     if isinstance(error, click.NoSuchOption):
-        given, options = error.option_name, getattr(command, "params", ())
+        given = error.option_name
+        options = getattr(command, "params", ())
         known = [name.lstrip("-") for own in options for name in own.opts]
         near = did_you_mean(given.lstrip("-"), known).replace("'", "'--", 1)
         return f"there is no option '{given}'; {near if '?' in near else see}"
@@ -55,7 +57,8 @@ def _wanted(parameter: Any) -> str:
     """What kind of value a parameter takes."""
     kind = getattr(parameter, "type", None)
     name = _KINDS.get(getattr(kind, "name", "").removesuffix(" range"), "another value")
-    low, high = getattr(kind, "min", None), getattr(kind, "max", None)
+    low = getattr(kind, "min", None)
+    high = getattr(kind, "max", None)
     if low is None:
         return name
     return f"{name} from {low} to {high}" if high is not None else f"{name} of at least {low}"

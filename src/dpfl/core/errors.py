@@ -30,7 +30,9 @@ class DpflError(Exception):
 
     def __init__(self, where: str, problem: str, remedy: str) -> None:
         super().__init__(where, problem, remedy)
-        self.where, self.problem, self.remedy = where, problem, remedy
+        self.where = where
+        self.problem = problem
+        self.remedy = remedy
 
     def __str__(self) -> str:
         return f"{self.where}: {self.problem}; {self.remedy}"

@@ -91,7 +91,8 @@ def ideal(x: np.ndarray) -> np.ndarray:
 
 def fast(x: np.ndarray) -> np.ndarray:
     """Q at integers: exact in double precision."""
-    cell, inside = np.abs(x) >> 16, np.abs(x) & (CELL - 1)
+    cell = np.abs(x) >> 16
+    inside = np.abs(x) & (CELL - 1)
     return np.asarray(_HEIGHTS[cell] * (CELL - inside) + _HEIGHTS[cell + 1] * inside) * 2.0**-48
 
 
@@ -219,13 +220,17 @@ def fill_rows(sources: Sequence[GridNoise], out: np.ndarray) -> np.ndarray:
     rows, length = out.shape
     if length == 0:
         return out
-    together, part = max(1, _PASS // length), min(length, _PASS)
+    together = max(1, _PASS // length)
+    part = min(length, _PASS)
     size = min(together, rows) * part
     # The cipher may write up to one block less one byte beyond what it is asked for.
-    zeros, bits, fine = bytes(2 * part), bytearray(2 * size + 16), np.empty(size, np.float32)
+    zeros = bytes(2 * part)
+    bits = bytearray(2 * size + 16)
+    fine = np.empty(size, np.float32)
     for first in range(0, rows, together):
         for start in range(0, length, part):
-            some, stretch = slice(first, first + together), slice(start, start + part)
+            some = slice(first, first + together)
+            stretch = slice(start, start + part)
             _fill_fast(sources[some], out[some, stretch], zeros, bits, fine)
     for source, row in zip(sources, out, strict=True):
         source._replace_rare(row)
@@ -238,9 +243,12 @@ def _fill_fast(
     """Draw from Q: row i from the first three streams of ``sources[i]``, with the scratch space
     given.
     """
-    width, size = 2 * out.shape[1], out.size
+    width = 2 * out.shape[1]
+    size = out.size
     zeros = zeros if len(zeros) == width else zeros[:width]
-    numbers, fine, places = np.frombuffer(bits, "<u2", size), fine[:size], memoryview(bits)
+    numbers = np.frombuffer(bits, "<u2", size)
+    fine = fine[:size]
+    places = memoryview(bits)
     target = out.reshape(-1)  # rows of one pass are whole rows, or a stretch of a single one
     for stream in range(3):
         for i, source in enumerate(sources):

@@ -68,7 +68,8 @@ class Phase:
             f"take at most {MOST_STEPS}",
         )
         whole_number("phase", "batch_size", self.batch_size)
-        clipped, noisy = self.clip is not None, self.noise_multiplier > 0
+        clipped = self.clip is not None
+        noisy = self.noise_multiplier > 0
         check(
             self.part == "all" or not clipped,
             "phase",

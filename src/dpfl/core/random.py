@@ -85,7 +85,9 @@ class SecretRng:
         ahead.
         """
         if self._key is None or (self._seed is None and _forks != self._process):
-            self._process, self._noise, self._words = _forks, None, None
+            self._process = _forks
+            self._noise = None
+            self._words = None
             seeded = None if self._seed is None else f"secret:{self._seed.value}".encode()
             self._key = os.urandom(32) if seeded is None else hashlib.shake_256(seeded).digest(32)
         return self._key
@@ -183,7 +185,8 @@ class NoiseAhead:
     """
 
     def __init__(self, source: NoiseSource, numbers: int, steps: int) -> None:
-        self._source, self._left = source, steps
+        self._source = source
+        self._left = steps
         self._ahead = max(1, _MOST_AHEAD // max(numbers, 1))
         self._drawn: Iterator[Tensor] = iter(())
 

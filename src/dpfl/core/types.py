@@ -180,7 +180,8 @@ class Rows:
     layout: Layout
 
     def __post_init__(self) -> None:
-        rows, clients = len(self.matrix), len(self.cohort)
+        rows = len(self.matrix)
+        clients = len(self.cohort)
         check(rows == clients, "rows", f"{rows} rows for {clients} clients", "give one a client")
 
 

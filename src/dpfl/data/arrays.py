@@ -45,7 +45,8 @@ def client_parts(
         "has no printable name",
         "name clients by text without control characters",
     )
-    where, remedy = f"client '{client}'", "give (features, targets), test parts too if any"
+    where = f"client '{client}'"
+    remedy = "give (features, targets), test parts too if any"
     problem = f"has a {type(arrays).__name__} instead of arrays"
     torch_remedy = f"{remedy}; torch datasets go to Federation.from_torch"
     if isinstance(arrays, Units):
@@ -79,7 +80,8 @@ def _pair(
     Features become float32, or int64 where they are tokens; targets become what the task takes.
     """
     try:
-        mapped, kind = is_mapped(features), np.int64 if tokens else np.float32
+        mapped = is_mapped(features)
+        kind = np.int64 if tokens else np.float32
         given = dense(where, features)
         check_data(
             given.dtype.kind in "iu" or not given.size or not tokens,
@@ -159,7 +161,8 @@ def _by_class(labels: Tensor, order: Tensor, cut: int) -> Tensor:
     The class that is furthest behind its share comes next.
     """
     waiting = [order[labels[order] == label].tolist() for label in torch.unique(labels)]
-    shares, taken = [len(members) / len(labels) for members in waiting], [0] * len(waiting)
+    shares = [len(members) / len(labels) for members in waiting]
+    taken = [0] * len(waiting)
     tests: list[int] = []
     for count in range(1, cut + 1):
         open_ = [i for i, members in enumerate(waiting) if taken[i] < len(members)]

@@ -56,7 +56,8 @@ class Column:
         one_of(where, ("one_hot", "index"), encoding=self.encoding)
         one_of(where, MISSING, missing=self.missing)
         one_of(where, ("clip", "refuse"), outside=self.outside)
-        numeric, category = self.type in ("number", "whole"), self.type == "category"
+        numeric = self.type in ("number", "whole")
+        category = self.type == "category"
         if self.range is not None:
             check(numeric, where, f"a {self.type} has no range", "leave the range out")
             pair = isinstance(self.range, tuple) and len(self.range) == 2
@@ -143,7 +144,8 @@ class Column:
         self, where: str, values: np.ndarray, rows: Sequence[str]
     ) -> tuple[np.ndarray, np.ndarray]:
         """The values with the rule for missing ones applied, and which records are kept."""
-        absent, kept = np.isnan(values), np.ones(len(values), dtype=bool)
+        absent = np.isnan(values)
+        kept = np.ones(len(values), dtype=bool)
         if self.missing == "constant":
             (fill,) = self.read(where, [self.fill])
             values = np.where(absent, fill, values)
@@ -207,14 +209,17 @@ class Column:
                 else:
                     found.append(codes[text if self.categories else text.lower()])
             except (TypeError, ValueError, KeyError, OverflowError) as error:
-                place, shown = self._at(where, row, rows), text[:40]
+                place = self._at(where, row, rows)
+                shown = text[:40]
                 if self.type == "category":
                     raise DataError(
                         place, f"'{shown}' is not a category", did_you_mean(text, self.categories)
                     ) from error
-                what, remedy = "a number", "correct it, or add it to the schema's missing_values"
+                what = "a number"
+                remedy = "correct it, or add it to the schema's missing_values"
                 if self.type == "boolean":
-                    what, remedy = "true or false", "give true or false, yes or no, 1 or 0"
+                    what = "true or false"
+                    remedy = "give true or false, yes or no, 1 or 0"
                 raise DataError(place, f"'{shown}' is not {what}", remedy) from error
         return np.array(found, dtype=np.float64)
 

@@ -116,7 +116,8 @@ class Federation(Sources):
     def test_set(self) -> tuple[Tensor, Tensor]:
         """All clients' test features and labels together: for simulations, which may look."""
         shards = [self.shards[client].without_blanks() for client in self.ids]
-        first, last = shards[0], shards[-1]
+        first = shards[0]
+        last = shards[-1]
         if all(a.test is b.test and a.test_span[1] == b.test_span[0] for a, b in pairwise(shards)):
             whole = slice(first.test_span[0], last.test_span[1])
             return first.test.features[whole], first.test.labels[whole]

@@ -35,7 +35,8 @@ def read_items(
     """
     features: list[np.ndarray] = []
     targets: list[np.ndarray] = []
-    used, sized = 0, _sized(source)
+    used = 0
+    sized = _sized(source)
     problem = f"has a source without a length, and more than {memory / 2**30:.3g} GiB of records"
     remedy = "end it, give a part of it, raise memory=, or give a memory-mapped array"
     for item in _items(where, source):

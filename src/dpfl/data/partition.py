@@ -70,7 +70,8 @@ class Partition:
         check(clients >= 1, "partition", f"{clients} clients", "give at least 1 client")
         wanted = clients * self.least
         problem = f"{clients} clients need {wanted} records at least, there are {len(labels)}"
-        most, each = len(labels) // self.least, len(labels) // clients
+        most = len(labels) // self.least
+        each = len(labels) // clients
         remedies = [f"ask for at most {each} records per client"] * bool(self.records and each)
         remedies += [f"use at most {most} clients"] * bool(most)
         check_data(
@@ -109,9 +110,11 @@ class Partition:
         train = self.split(labels, count, seed.child("partition"))
         tests = dataset.strata(tested.labels)
         if not self.by_label:  # nor do test records follow labels then
-            labels, tests = np.zeros_like(labels), np.zeros_like(tests)
+            labels = np.zeros_like(labels)
+            tests = np.zeros_like(tests)
         test = matching_test(train, labels, tests, seed.child("matching"))
-        parts, digits = {}, len(str(count - 1))
+        parts = {}
+        digits = len(str(count - 1))
         for i, (own, tests) in enumerate(zip(train, test, strict=True)):
             held = torch.from_numpy(usable[own]), torch.from_numpy(tests)
             parts[f"client-{i:0{digits}d}"] = whole.taken(held[0]), tested.taken(held[1])
@@ -268,9 +271,11 @@ def _natural(
             "name at most as many clients, or leave the number out",
         )
         names = sorted(seed.child("silos").numpy().choice(names, clients, replace=False).tolist())
-    shards, parts = {}, {}
+    shards = {}
+    parts = {}
     if dataset.test is not None and dataset.test_silos is not None:
-        train, test = Records(dataset.features, dataset.labels), Records(*dataset.test)
+        train = Records(dataset.features, dataset.labels)
+        test = Records(*dataset.test)
         for name in names:
             first, last = silos[name]
             span = first, last if records is None else min(last, first + records)
@@ -292,7 +297,8 @@ def _set_aside(name: str, features: Tensor, labels: Tensor, seed: PublicSeed) ->
 
 def _train_and_test(dataset: Dataset, seed: PublicSeed) -> Parts:
     """The data set's own test part, or a fifth of its records."""
-    x, y = dataset.features, dataset.labels
+    x = dataset.features
+    y = dataset.labels
     if dataset.test is not None:
         return Records(x, y), Records(*dataset.test)
     check_data(

@@ -138,7 +138,8 @@ class Records:
             digest.update("".join(map(str, geometry)).encode())
             storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
             if tensor.is_contiguous():  # its own part: a file may hold those of many clients
-                first, size = tensor.storage_offset(), tensor.element_size()
+                first = tensor.storage_offset()
+                size = tensor.element_size()
                 storage = storage[first * size : (first + tensor.numel()) * size]
             digest.update(storage.numpy().data)
         return digest.digest()

@@ -28,7 +28,8 @@ def read_heart_disease() -> tuple[np.ndarray, np.ndarray, dict[str, Span]]:
         lines = folder.joinpath(f"processed.{hospital}.data").read_text().split()
         rows = [[np.nan if c == "?" else float(c) for c in line.split(",")] for line in lines]
         tables.append(np.array(rows))
-    whole, silos = np.concatenate(tables), dict(zip(HOSPITALS, spans_of(tables), strict=True))
+    whole = np.concatenate(tables)
+    silos = dict(zip(HOSPITALS, spans_of(tables), strict=True))
     return _encode(whole[:, :13]), (whole[:, 13] > 0).astype(np.int64), silos
 
 

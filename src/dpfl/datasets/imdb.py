@@ -132,7 +132,8 @@ def _stored(
 
 def _review(where: str, sentiment: str, name: str, content: bytes | Path) -> Review:
     """Encode one review; its file is named ``ID_RATING.txt``, and the rating fits its folder."""
-    named, allowed = _NAME.fullmatch(name), _RATINGS[sentiment]
+    named = _NAME.fullmatch(name)
+    allowed = _RATINGS[sentiment]
     if named is None or int(named[2]) not in allowed:
         rating = f"a rating from {allowed[0]} to {allowed[-1]}, as {sentiment} asks"
         raise DataError(

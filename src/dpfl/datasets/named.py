@@ -150,7 +150,9 @@ def _shakespeare(folder: Path | None) -> Dataset:
     file = "moby-shakespeare.tar.xz"
     roles = shakespeare.read_shakespeare(_find("shakespeare", folder, file) / file)
     features, labels = shakespeare.windows(torch.from_numpy(roles.tokens))
-    silos, test_x, test_y = {}, [], []
+    silos = {}
+    test_x = []
+    test_y = []
     for i, (name, first) in enumerate(zip(roles.names, roles.offsets.tolist(), strict=False)):
         train, own = roles.split(i)
         silos[name] = (first, first + len(train) - shakespeare.WINDOW)
@@ -184,12 +186,14 @@ def _idx_images(name: str, folder: Path | None, mean: float, deviation: float) -
 
     Both sets have files of the same names; only their folders tell them apart.
     """
-    kinds, arrays = {"images-idx3-ubyte.gz": 3, "labels-idx1-ubyte.gz": 1}, []
+    kinds = {"images-idx3-ubyte.gz": 3, "labels-idx1-ubyte.gz": 1}
+    arrays = []
     files = {f"{part}-{kind}": n for part in ("train", "t10k") for kind, n in kinds.items()}
     base = _find(name, folder, *files)
     read = [_read_idx(base / file, dimensions) for file, dimensions in files.items()]
     for images, labels in (read[:2], read[2:]):
-        size, largest = " x ".join(map(str, images.shape[1:])), labels.max(initial=0)
+        size = " x ".join(map(str, images.shape[1:]))
+        largest = labels.max(initial=0)
         check_file(
             images.shape[1:] == (28, 28) and len(images) > 0,
             base,

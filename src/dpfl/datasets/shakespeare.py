@@ -71,7 +71,8 @@ class Roles:
 
         No window spans the two.
         """
-        start, end = int(self.offsets[role]), int(self.offsets[role + 1])
+        start = int(self.offsets[role])
+        end = int(self.offsets[role + 1])
         cut = start + (end - start) * 4 // 5
         whole = torch.from_numpy(self.tokens)
         return whole[start:cut], whole[cut:end]
@@ -111,7 +112,8 @@ def _make(path: Path) -> Arrays:
 
 
 def _is_play(member: str) -> bool:
-    place, kinds = PurePosixPath(member), ("comedies", "histories", "tragedies")
+    place = PurePosixPath(member)
+    kinds = ("comedies", "histories", "tragedies")
     return place.parent.name in kinds and not place.name.startswith(".")
 
 
@@ -140,11 +142,14 @@ def spoken(play: str) -> Iterator[tuple[str, str]]:
     """
     start = _START.search(play)
     text = _DIRECTION.sub("", play[start.start() if start else 0 :])
-    role, above = "", ""
+    role = ""
+    above = ""
     for line in _TITLE.sub("", text).split("\n"):
-        heading, named = _HEADING.fullmatch(line.rstrip()), _NAMED.fullmatch(line)
+        heading = _HEADING.fullmatch(line.rstrip())
+        named = _NAMED.fullmatch(line)
         if heading:
-            role, words = "", ""
+            role = ""
+            words = ""
         elif named:
             role = " ".join(f"{above} {named['role'] or named['other']}".upper().split())
             words = named["line"] or named["rest"] or ""

@@ -115,7 +115,8 @@ def stored_arrays(
         # A folder for each writer: two processes may unpack the same data at once. It is removed
         # also after an interrupt, which must not leave hundreds of megabytes behind.
         with tempfile.TemporaryDirectory(dir=kept.parent) as drafts:
-            draft, named = Path(drafts, kept.name), enumerate(arrays)
+            draft = Path(drafts, kept.name)
+            named = enumerate(arrays)
             write_safely(draft, save({str(i): array for i, array in named}, metadata=made_of))
             draft.replace(kept)
     return arrays

@@ -40,7 +40,9 @@ def ask_round(
     With each request goes the receipt for the site's last answer; the answers are signed in turn.
     How long every site took, and how many bytes went each way, is written to the folder.
     """
-    signer, terms, limit = sites.signer, agreement.terms, sites.study.run.round_timeout
+    signer = sites.signer
+    terms = agreement.terms
+    limit = sites.study.run.round_timeout
     request = TrainingRequest(
         study=sites.study, run=sites.run, terms=terms, signer=signer.key, round=plan.round
     )
@@ -97,12 +99,15 @@ def _uplink(
     if agreement.amplified:
         # Who may be drawn follows from what everyone was asked, never from the draw.
         sites.willing[site] = before
-    numbers, terms, layout = agreement.layout.size, agreement.terms, agreement.layout
+    numbers = agreement.layout.size
+    terms = agreement.terms
+    layout = agreement.layout
     for stage in agreement.strategy.stages:  # a vote rides with the row
         numbers = max(numbers, math.ceil(stage.upload_size(numbers, terms, layout)))
     if round_ < 0:  # whose numbers may have eight bytes
         numbers = 2 * agreement.terms.releases[round_][1]
-    size, largest = len(reply.message.payload), FRAME_BYTES + 4 * numbers
+    size = len(reply.message.payload)
+    largest = FRAME_BYTES + 4 * numbers
     if not problem and size > largest:
         problem = f"sent {size} bytes, at most {largest} were agreed"
     head = reply.message.header.get("head")

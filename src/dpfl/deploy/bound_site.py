@@ -47,10 +47,12 @@ class BoundSite(LoadedSite):
 
         Terms that this study cannot have are refused. Records are not read.
         """
-        study, terms = request.study, request.terms
+        study = request.study
+        terms = request.terms
         model = study.build_model()
         strategy = planned_strategy(study, model, terms)
-        layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)
+        layout = Layout.of_module(model)
+        shapes = buffer_shapes(model, strategy.releases)
         own = tuple((one.share, one.numbers(shapes[one.into])) for one in strategy.releases)
         releases = (*study.measurements(), *own)
         check(
@@ -144,7 +146,8 @@ class BoundSite(LoadedSite):
         self, request: TrainingRequest, agreement: Agreement, seed: PublicSeed | None
     ) -> bytes:
         """Measure the model in the download on this site's test records, with noise."""
-        study, number = request.study, request.round - agreement.measurement(0)
+        study = request.study
+        number = request.round - agreement.measurement(0)
         metric = study.accounted_metric()
         assert metric is not None
         return measured_upload(

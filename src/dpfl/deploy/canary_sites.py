@@ -70,7 +70,8 @@ class CanarySites:
         """
         self.server.mkdir()
         (self.server / STUDY_FILE).write_text(self.study.to_toml())
-        size, own = self.study.study.feature_shape[0], np.split(directions, len(marks))
+        size = self.study.study.feature_shape[0]
+        own = np.split(directions, len(marks))
         for name, mark, direction in zip(self.victims, marks, own, strict=True):
             self._write_site(name, self.budget.epsilon)
             rows = max(OWN_RECORDS, -(-5 * len(mark) // 4))

@@ -104,7 +104,8 @@ class Commitment:
         """The epsilon of so many rounds alone, at the delta of one study."""
         budget = self.member.budget
         assert budget is not None
-        history, accountant = cost.times(rounds), budget.accountant
+        history = cost.times(rounds)
+        accountant = budget.accountant
         spent = spend(history, budget.delta, adjacency=cost.adjacency, accountant=accountant)
         return spent.epsilon
 

@@ -38,7 +38,9 @@ class Connections:
     """
 
     def __init__(self, study: StudyFile, transport: Transport, folder: Path) -> None:
-        self.study, self.transport, self.run = study, transport, ""
+        self.study = study
+        self.transport = transport
+        self.run = ""
         self.members: dict[str, Claims] = {}
         self.introduced: dict[str, Claims] = {}
         self.tokens: dict[str, str] = {}
@@ -183,7 +185,8 @@ class Connections:
         The update of a lone site would be published as it is. That nobody can go on is found when
         the next round is opened.
         """
-        left, members = sum(self.willing.get(site, False) for site in self.members), self.members
+        left = sum(self.willing.get(site, False) for site in self.members)
+        members = self.members
         if not 0 < left < self.study.least_sites:
             return ""
         asking = f"{self.study.least_sites_by} asks for {self.study.least_sites}"
@@ -192,7 +195,8 @@ class Connections:
 
 def registered_keys(folder: Path) -> dict[str, int]:
     """Read which node has the key that was registered for each site; none without TLS."""
-    path, remedy = folder / NODES, "start the server again: it is written then"
+    path = folder / NODES
+    remedy = "start the server again: it is written then"
     with readable_file(path, remedy), suppress(FileNotFoundError):
         found = parsed(path.read_text())
         return {site: int(node) for site, node in found.items()}

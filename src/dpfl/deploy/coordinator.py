@@ -126,7 +126,8 @@ class Coordinator:
 
     def _resume(self) -> None:
         """Continue from what is on disk; sites introduce themselves again, and must be the same."""
-        sites, agreement = self.sites, self._read_members()
+        sites = self.sites
+        agreement = self._read_members()
         if not self.folder.checkpoint.exists():
             self._checkpoint(self._first_state(agreement))
         found = self.folder.load_state(self.study.digest())
@@ -144,15 +145,19 @@ class Coordinator:
 
     def _read_members(self) -> Agreement:
         """Read who takes part, and return what was agreed on with them."""
-        enrolled, sites = EnrolmentFile.read(self.folder.path), self.sites
-        sites.run, sites.members, sites.tokens = enrolled.run, enrolled.claims, enrolled.tokens
+        enrolled = EnrolmentFile.read(self.folder.path)
+        sites = self.sites
+        sites.run = enrolled.run
+        sites.members = enrolled.claims
+        sites.tokens = enrolled.tokens
         return self._agreement()
 
     def _deliver_again(self) -> None:
         """Deliver the model to the members who did not get it when the study ended."""
         summary = DeploymentSummary.load(self.folder)
         assert summary is not None
-        agreement, absent = self._read_members(), set(summary.undelivered)
+        agreement = self._read_members()
+        absent = set(summary.undelivered)
         check(bool(absent), str(self.folder.path), ALL_HAVE_IT, _NOTHING_TO_DO, FolderError)
         gather(self.sites, absent, least=1, then="the model is sent to")
         undelivered = deliver(self.sites, agreement, self.folder.model.read_bytes(), absent)
@@ -188,7 +193,8 @@ class Coordinator:
             public = PublicSeed(self.study.run.seed)
             secret = public.child("secret") if self.study.seeded else None
             run = Run(name=self.sites.run, ledger=ledger, seed=secret, public=public.child("run"))
-            ended, played = "", len(history)
+            ended = ""
+            played = len(history)
             measure(self.sites, self.folder, agreement, state, history)  # where it was cut off
             while not ended and state.round < agreement.terms.rounds:
                 self.sites.hello()  # sites may have come back under a new connection
@@ -203,7 +209,8 @@ class Coordinator:
 
     def _ledger(self) -> Ledger:
         """Open the server's ledger; a new one is made only where nothing was ever charged."""
-        path, name = self.folder.ledger, self.sites.run
+        path = self.folder.ledger
+        name = self.sites.run
         if not path.exists() and not self.folder.rounds.exists():
             Ledger.create(path, name).close()
         ledger = Ledger.open(path, name)
@@ -214,7 +221,8 @@ class Coordinator:
         self, agreement: Agreement, state: State, run: Run, history: list[RoundRecord]
     ) -> tuple[State, str]:
         """Play one round; return the new state, or why there is no further round."""
-        sites, opened = self.sites, OpenedRound.read(self.folder.path)
+        sites = self.sites
+        opened = OpenedRound.read(self.folder.path)
         if opened is not None and opened.round == state.round:
             plan = opened.plan(agreement, state)
         elif self._charged(run, state.round):
@@ -257,7 +265,8 @@ class Coordinator:
         ledger: Ledger,
     ) -> None:
         """Save the model, send it to every member, and write the summary."""
-        planned, done = agreement.terms.rounds, state.round
+        planned = agreement.terms.rounds
+        done = state.round
         vector = agreement.strategy.step.published(dict(state.plugs["step"]), state.model)
         card = ModelCard.of_study(self.study)
         save_model(self.folder, self.model, card, vector=vector, buffers=state.buffers)

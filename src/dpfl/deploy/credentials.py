@@ -40,7 +40,8 @@ def make_certificates(folder: Path, names: Sequence[str], days: int = VALID_DAYS
     )
     authority, own = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     try:
-        title, subject = _title("dpfl study authority"), _title(names[0][:64])
+        title = _title("dpfl study authority")
+        subject = _title(names[0][:64])
         reached_by = x509.SubjectAlternativeName([_name(name) for name in names])
     except ValueError as error:
         raise ConfigurationError(

@@ -59,7 +59,8 @@ def summarise(
     ``undelivered``: who did not get the model, and why.
     ``ledger``: the server's own, which holds what the world sees.
     """
-    study, strategy = sites.study, sites.study.strategy()
+    study = sites.study
+    strategy = sites.study.strategy()
     layout = agreement.layout
     return DeploymentSummary(
         run=sites.run,

@@ -84,7 +84,8 @@ def enrolled(
     noise: bool = True,
 ) -> Agreement:
     """Settle the terms of a study for sites that claim this; ``noise`` is that of ``enrol``."""
-    shapes, layout = buffer_shapes(model, strategy.releases), Layout.of_module(model)
+    shapes = buffer_shapes(model, strategy.releases)
+    layout = Layout.of_module(model)
     measured = study.measurements()
     return enrol(strategy, claims, study.run.rounds, layout, shapes, measured, noise=noise)
 
@@ -117,15 +118,20 @@ def gather(
     The study says how long to wait (``enrol_timeout``). A node that was refused is asked again from
     time to time, since its site may have been fixed.
     """
-    study, began, waited, asked = sites.study, time.monotonic(), 0.0, 0.0
-    timeout, least = study.run.enrol_timeout, study.least_sites if least is None else least
+    study = sites.study
+    began = time.monotonic()
+    waited = 0.0
+    asked = 0.0
+    timeout = study.run.enrol_timeout
+    least = study.least_sites if least is None else least
     until = f"{datetime.datetime.now() + datetime.timedelta(seconds=timeout):%H:%M:%S}"
     wanted = wanted or set(sites.members) or set(study.study.sites)
     while not wanted <= set(sites.nodes):
         if waited - asked >= ASK_AGAIN:  # what was refused may have been fixed
             sites.asked &= set(sites.nodes.values())
             asked = waited
-        here, absent = wanted & set(sites.nodes), ", ".join(sorted(wanted - set(sites.nodes)))
+        here = wanted & set(sites.nodes)
+        absent = ", ".join(sorted(wanted - set(sites.nodes)))
         goes_on = f"{then} {len(here)} of {len(wanted)} sites"
         ends = (
             f"the server stops unless {least} of {len(wanted)} are there ({study.least_sites_by})"
@@ -158,7 +164,8 @@ def accepting_sites(
     A site that refuses is not in the population. Terms follow from who takes part, so those who
     are left are asked again. Nothing is binding yet. ``enrol`` makes the terms from claims.
     """
-    accepting, study = dict(sorted(sites.introduced.items())), sites.study
+    accepting = dict(sorted(sites.introduced.items()))
+    study = sites.study
     while True:
         replies = ask_terms(sites, enrol(accepting), accepting, binding=False)
         refusing = {site: reply.problem for site, reply in replies.items() if reply.problem}
@@ -182,7 +189,8 @@ def ask_terms(
 
     With ``binding`` a site that accepts also commits to its plan. Returns a reply for each.
     """
-    asked, limit = sorted(to), sites.study.run.round_timeout
+    asked = sorted(to)
+    limit = sites.study.run.round_timeout
     what = f"{len(asked)} sites are asked whether they accept the terms"
     sites.progress.expect(f"{what}, and waited for up to {limit:g} s")
     known = agreement.claims.keys() & sites.identities.keys()

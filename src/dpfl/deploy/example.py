@@ -53,7 +53,8 @@ def write_example(
         "name a new folder",
         FolderError,
     )
-    dataset, server = load_dataset("heart_disease", None), folder / "server"
+    dataset = load_dataset("heart_disease", None)
+    server = folder / "server"
     assert dataset.silos is not None
     values = read_toml(DATA / "example_study.toml")
     values["study"] |= {"sites": sorted(BUDGETS), "classes": dataset.classes}
@@ -81,7 +82,8 @@ def write_example(
 def write_site(home: Path, study: StudyFile, epsilon: float, records: bytes, server: Path) -> None:
     """Write a hospital's folder, and give its public key to the server."""
     write_safely(home / "records.csv", records)
-    strategy, name = study.strategy(), home.name
+    strategy = study.strategy()
+    name = home.name
     trusting = strategy.observer is not Observer.SERVER
     against = "world" if trusting else "server"
     unit = str(strategy.unit)

@@ -57,7 +57,8 @@ def finish_of(outcome: Outcome, site: LoadedSite, metric: str | None = None) -> 
     or other records. That of a model brought by other means, or by another ``metric`` than the
     study's, is not kept.
     """
-    federation, place = site.federation(), outcome.model.parent
+    federation = site.federation()
+    place = outcome.model.parent
     if metric is not None or not outcome.delivered:
         made = _made(outcome, site.id, federation, metric)
         return None if made is None else made.scores
@@ -102,7 +103,8 @@ def _made(
         return None
     learned = outcome.learned(federation, metric)
     model = outcome.loaded()
-    shard, task = learned.shards[site], learned.task
+    shard = learned.shards[site]
+    task = learned.task
     first, strategy = outcome.study.trained()
     released = buffer_shapes(first, strategy.releases)
     return personal_finish(model, shard, learned.inputs, task, released=released)

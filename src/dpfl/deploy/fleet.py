@@ -105,7 +105,8 @@ class Fleet:
         )
         self._node = Node(node_id=self._call("ActivateNode", request).node_id)
         # Flower wants to know which task makes a message; a SuperNode numbers them for itself.
-        TaskIdentity.task_id, TaskIdentity.run_id = 1, 1
+        TaskIdentity.task_id = 1
+        TaskIdentity.run_id = 1
         TaskIdentity.node_id = int(self._node.node_id)
         threading.Thread(target=self._beat, args=(self._node,), daemon=True).start()
         return int(self._node.node_id)
@@ -134,7 +135,8 @@ class Fleet:
         found = self._call("PullMessages", fleet.PullMessagesRequest(node=self._node))
         if not found.messages_list:
             return None
-        tree, run = found.message_object_trees[0], found.messages_list[0].metadata.run_id
+        tree = found.message_object_trees[0]
+        run = found.messages_list[0].metadata.run_id
         pull_object = objects.make_pull_object_fn_protobuf(
             partial(self._call, "PullObject"), self._node, run
         )
@@ -161,7 +163,8 @@ class Fleet:
         """Send the answer to a message."""
         assert self._node is not None
         reply.metadata.__dict__["_message_id"] = reply.object_id
-        run, own = reply.metadata.run_id, get_all_nested_objects(reply)
+        run = reply.metadata.run_id
+        own = get_all_nested_objects(reply)
         pushed = self._call(
             "PushMessages",
             fleet.PushMessagesRequest(
@@ -184,7 +187,8 @@ class Fleet:
         try:
             return getattr(self._client, name)(request)
         except httpx.HTTPStatusError as error:
-            status, connecting = error.response.status_code, name == "ActivateNode"
+            status = error.response.status_code
+            connecting = name == "ActivateNode"
             if status == _UNKNOWN_KEY:
                 raise PeerError(
                     self._address,

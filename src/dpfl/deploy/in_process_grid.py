@@ -38,7 +38,9 @@ class InProcessGrid(Grid):
         self.faults: dict[int, Fault] = {}
         self.replies: dict[str, list[FlowerMessage]] = {}
         self.asked: list[FlowerMessage] = []
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        TaskIdentity.task_id = 1
+        TaskIdentity.run_id = 1
+        TaskIdentity.node_id = 1
 
     def set_run(self, run: Any) -> None:
         """Do nothing: there is one run."""

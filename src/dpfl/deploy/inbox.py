@@ -20,7 +20,8 @@ class Inbox:
     """The one message that was taken over from ``server``, kept until its answer was sent."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.server = path, ""
+        self.path = path
+        self.server = ""
 
     def keep(self, message: FlowerMessage) -> None:
         """Write a message down, before the server is told that it arrived."""

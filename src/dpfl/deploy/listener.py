@@ -52,7 +52,9 @@ class Connection(H11Protocol):
 
     def __init__(self, listener: Listener, address: str, since: float) -> None:
         super().__init__(listener.config, listener.state, {CONNECTION: self})
-        self.address, self.since, self._listener = address, since, listener
+        self.address = address
+        self.since = since
+        self._listener = listener
         self.ready = since
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -135,7 +137,8 @@ class Listener:
 
     async def serve(self, listening: socket.socket) -> None:
         """Accept connections until cancelled."""
-        loop, sweeping = asyncio.get_running_loop(), asyncio.create_task(self._sweep())
+        loop = asyncio.get_running_loop()
+        sweeping = asyncio.create_task(self._sweep())
         listening.setblocking(False)
         try:
             while True:
@@ -163,7 +166,8 @@ class Listener:
 
         It is the oldest of those that say nothing, else of those that have not agreed on TLS.
         """
-        strangers, now = list(self._strangers()), time.monotonic()
+        strangers = list(self._strangers())
+        now = time.monotonic()
         if len(strangers) >= self.limits.strangers:
             held = Counter(one.address for one in strangers)
             oldest = min(strangers, key=lambda x: (-held[x.address], x.worth(now), x.since))

@@ -44,7 +44,8 @@ def measure(
     The rounds must be on disk: who has answered a measurement does not answer them again. A
     measurement is over once it has a record, also where nobody could answer.
     """
-    metric, done = sites.study.accounted_metric(), state.round
+    metric = sites.study.accounted_metric()
+    done = state.round
     if metric is None or not metric.is_due(done):
         return
     round_ = agreement.measurement(done // metric.every - 1)
@@ -111,7 +112,9 @@ class _Measurement:
         A site that takes no more rounds has planned for measurements all the same. A sum counts on
         those that it asks, so that there only those are asked who are willing.
         """
-        agreement, state, sites = self.agreement, self.state, self.sites
+        agreement = self.agreement
+        state = self.state
+        sites = self.sites
         channel = agreement.strategy.channel
         claims = {
             site: own
@@ -133,7 +136,8 @@ class _Measurement:
         self, plan: Plan, uplinks: Sequence[Uplink], total: SumOfUploads | None
     ) -> tuple[Estimate | None, tuple[str, ...]]:
         """The metric over the test records of those who answered, and who did."""
-        claims, agreement = plan.cohort.claims, self.agreement
+        claims = plan.cohort.claims
+        agreement = self.agreement
         measure = self.metric.measure(self.sites.study.learned())
         if total is not None:
             step = agreement.sum_plan(self.round, len(plan.cohort)).step
@@ -143,7 +147,8 @@ class _Measurement:
             variance = len(ids) * self._noise(plan, ids[0]) ** 2
             records = sum(claims[site].test_examples for site in ids)
             return measure.estimate(vector, variance, records), ids
-        answers, stds = {}, {}
+        answers = {}
+        stds = {}
         for uplink in uplinks if agreement.strategy.channel.sees_rows else ():
             if uplink.payload is not None:
                 site = uplink.client
@@ -159,7 +164,8 @@ class _Measurement:
 
     def _decoded(self, measure: Measure, payload: bytes, site: str, std: float) -> Tensor:
         """Read an answer; one that so many test records cannot give is refused."""
-        grid, records = Grid.of(std), self.agreement.claims[site].test_examples
+        grid = Grid.of(std)
+        records = self.agreement.claims[site].test_examples
         answer = decode_upload(payload, measure.numbers, self.sites.run, self.round, site, grid)
         most = records + (LARGEST + 1) * grid.step
         check(

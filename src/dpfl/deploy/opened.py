@@ -53,7 +53,8 @@ class OpenedRound:
         with readable_file(folder / OPENED, remedy, CheckpointError), suppress(FileNotFoundError):
             first, _, rest = (folder / OPENED).read_bytes().partition(b"\n")
             header = parsed(first)
-            bodies, start = [], 0
+            bodies = []
+            start = 0
             for length in header["lengths"]:
                 bodies.append(rest[start : start + length])
                 start += length

@@ -76,7 +76,8 @@ def _read(payload: bytes, study: Offer) -> tuple[nn.Module, Tensor, dict[str, Te
     """
     where = "the server's model"
     model, strategy = study.trained()
-    layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)
+    layout = Layout.of_module(model)
+    shapes = buffer_shapes(model, strategy.releases)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     numbers += sum(math.prod(shape) for shape in shapes.values())
     largest = 8 * numbers + _NAMES_BYTES
@@ -185,7 +186,8 @@ class Outcome:
         task = learned.task.single
         labels = learned.task.records(learned.shards[site].without_blanks().test_labels)
         model = self.loaded()
-        layout, constant = Layout.of_module(model), task.constant(labels)
+        layout = Layout.of_module(model)
+        constant = task.constant(labels)
         evaluate = Evaluation(model=model, layout=layout, federation=learned, device="cpu")
         return TriedModel(
             run=self.name,
@@ -204,8 +206,10 @@ class Outcome:
 
         ``metric`` is another one than the study's.
         """
-        about, task = self.study.study, self.study.learned().with_metric(metric)
-        shape, own = about.feature_shape, list(federation.record_shape)
+        about = self.study.study
+        task = self.study.learned().with_metric(metric)
+        shape = about.feature_shape
+        own = list(federation.record_shape)
         problem = f"is about records of shape {shape} and targets ({task}), not {own} and"
         problem = f"{problem} {federation.task}"
         check(

@@ -91,7 +91,8 @@ class Participation:
     """A site that takes part: its folder, its worker, and ``tell`` for those who watch it."""
 
     def __init__(self, site: SiteFolder, tell: Callable[[str], None]) -> None:
-        self.site, self._tell = site, tell
+        self.site = site
+        self._tell = tell
         self._worker = Worker(site.folder)
         self._inbox = Inbox(site.folder / INBOX)
         self._told: set[str] = set()
@@ -155,7 +156,8 @@ class Participation:
         A copy of the folder on another disk or machine is not this folder: it waits, and is refused
         while the other one is connected.
         """
-        noted, own = self.site.folder / CONNECTED, _identity(self.site.folder)
+        noted = self.site.folder / CONNECTED
+        own = _identity(self.site.folder)
         until = time.monotonic() + EXPIRES_SECONDS
         while True:
             try:
@@ -202,7 +204,8 @@ class Participation:
 
         What no worker has answered is refused, and written down here.
         """
-        asked, said = None, refusal(WENT_WRONG, site=self.site.id, code=1)
+        asked = None
+        said = refusal(WENT_WRONG, site=self.site.id, code=1)
         try:
             asked = received(message)
             return asked, self._worker.answer(asked, self.tell)
@@ -216,7 +219,8 @@ class Participation:
     def _show(self, asked: Message | None, said: Message, seconds: float) -> None:
         """Say what came of a message, now that its answer was sent."""
         header = {} if asked is None else asked.header
-        kind, number = str(header.get("kind")), header.get("round")
+        kind = str(header.get("kind"))
+        number = header.get("round")
         what = _KINDS.get(kind, "A message")
         if kind == TRAIN and isinstance(number, int):
             what = round_name(number).capitalize()
@@ -248,7 +252,8 @@ _PHASES = {
 
 def _identity(folder: Path) -> list[Any]:
     """Tell this very folder from a copy: its machine since it was started, and its place there."""
-    status, boot = folder.stat(), Path("/proc/sys/kernel/random/boot_id")
+    status = folder.stat()
+    boot = Path("/proc/sys/kernel/random/boot_id")
     started = boot.read_text().strip() if boot.exists() else ""
     return [socket.gethostname(), started, status.st_dev, status.st_ino]
 

@@ -32,7 +32,9 @@ def check_offer(file: SiteFile, study: Offer, member: Member) -> Strategy:
     Returns the study's strategy. Raises :class:`~dpfl.core.errors.PrivacyRefusal` with the first
     thing that the policy forbids.
     """
-    policy, method, sites = file.policy, study.method.name, study.study.sites
+    policy = file.policy
+    method = study.method.name
+    sites = study.study.sites
 
     accept = partial(_accept, file)
 
@@ -76,7 +78,8 @@ def check_offer(file: SiteFile, study: Offer, member: Member) -> Strategy:
     if not strategy.channel.sees_rows:
         _check_secure_sum(file, strategy, sites)
     if member.budget is not None and member.budget.unit is not None:
-        own, unit = member.budget.unit, strategy.unit
+        own = member.budget.unit
+        unit = strategy.unit
         accept(
             own is unit or not (own.of_data and unit.of_data),
             f"the study protects a {unit}, and this site a {own}",
@@ -102,7 +105,8 @@ def _check_secure_sum(file: SiteFile, strategy: Strategy, sites: Sequence[str]) 
 
     Their keys are checked in every sum.
     """
-    trust, channel = file.trust(), strategy.channel
+    trust = file.trust()
+    channel = strategy.channel
     unknown = sorted({*sites} - {file.site.id} - trust.pinned.keys())
     found = trust.colluders_among({site: trust.pinned.get(site, "") for site in sites})
     stated = f" ({', '.join(unknown)} not pinned)" if unknown else ""
@@ -134,7 +138,8 @@ def check_identities(file: SiteFile, own: str, identities: Mapping[str, str]) ->
 
 def _check_honest(file: SiteFile, agreement: Agreement) -> None:
     """Check that as many honest sites are in every sum as the policy asks for."""
-    strategy, least = agreement.strategy, file.trust().least_honest
+    strategy = agreement.strategy
+    least = file.trust().least_honest
     drawn = strategy.selection.cohort_size(agreement.terms.population) or 1
     group = strategy.channel.group(drawn)
     honest = 1 if group is None else group.honest
@@ -153,7 +158,8 @@ def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
     and a measurement, needs the same noise. Elsewhere they are those of the pieces that clip and
     add noise to whole updates.
     """
-    policy, strategy = file.policy, agreement.strategy
+    policy = file.policy
+    strategy = agreement.strategy
 
     accept = partial(_accept, file)
 
@@ -166,7 +172,8 @@ def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
         releases = range(-len(agreement.terms.releases), 0)
         noise += [agreement.release_noise(one, member.participant) for one in releases]
         clips = [phase.clip for phase in phases]
-        examples, limit = member.shard.examples, policy.largest_sampling_rate
+        examples = member.shard.examples
+        limit = policy.largest_sampling_rate
         drawn = [one for one in phases if one.sampling == "poisson"]
         rate = max((PoissonBatches(examples, one.batch_size).rate for one in drawn), default=0.0)
         records = strategy.unit.reworded("records")
@@ -179,16 +186,15 @@ def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
         noise = [strategy.noise_multiplier or 0.0]
         pieces = (*strategy.stages, strategy.central_noise)
         clips = [getattr(p, "largest_clip", getattr(p, "clip", None)) for p in pieces]
-    least, limit = min(noise, default=0.0), policy.least_noise_multiplier
+    least = min(noise, default=0.0)
+    limit = policy.least_noise_multiplier
     accept(
         least >= limit or strategy.observer is Observer.NOBODY,
         f"noise of {least:.3g} x clip is below its policy's {limit:g}",
         "lower the budget or plan more rounds, or lower least_noise_multiplier at the site",
     )
-    largest, allowed = (
-        max((clip for clip in clips if clip is not None), default=None),
-        policy.largest_clip,
-    )
+    largest = max((clip for clip in clips if clip is not None), default=None)
+    allowed = policy.largest_clip
     accept(
         allowed is None or (largest is not None and largest <= allowed),
         f"a clip of {largest} exceeds its policy's {allowed}",

@@ -113,7 +113,8 @@ def start(command: Sequence[str], folder: Path, log: str, note: str) -> Started:
     home = folder / HOME
     home.mkdir(parents=True, exist_ok=True)
     with (folder / log).open("ab") as stream:
-        began, error = stream.tell(), subprocess.STDOUT
+        began = stream.tell()
+        error = subprocess.STDOUT
         process = subprocess.Popen(command, stdout=stream, stderr=error, env=environment(home))
     note_process(folder / note, process.pid)
     return Started(process=process, log=folder / log, began=began)
@@ -151,13 +152,15 @@ def health(address: str, certificate: Path | None, timeout: float) -> float:
     Raises what :meth:`urllib.request.OpenerDirector.open` raises.
     """
     context = ssl.create_default_context(cafile=str(certificate)) if certificate else None
-    url, began = f"{'https' if certificate else 'http'}://{address}/health", time.time()
+    url = f"{'https' if certificate else 'http'}://{address}/health"
+    began = time.time()
     here = address.startswith(("127.0.0.1:", "localhost:", "[::1]:"))
     # The network's own proxy, where there is one, leads to other machines only.
     ways: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})] if here else []
     opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), *ways)
     with opener.open(url, timeout=timeout) as answer:
-        told, now = answer.read(1000), time.time()
+        told = answer.read(1000)
+        now = time.time()
     try:
         there = float(json.loads(told)["time"])
     except (ValueError, KeyError, TypeError):  # a SuperLink itself tells no time
@@ -171,7 +174,8 @@ def wait_until_ready(started: Started, address: str, certificate: Path | None) -
     Raises :class:`~dpfl.core.errors.PeerError` with the end of its log if it ends instead, or is
     not ready in time.
     """
-    until, name = time.monotonic() + READY_SECONDS, started.log.stem
+    until = time.monotonic() + READY_SECONDS
+    name = started.log.stem
     while time.monotonic() < until:
         running = started.process.poll() is None
         check(

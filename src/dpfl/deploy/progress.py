@@ -115,9 +115,11 @@ class News:
 
     def read(self, rounds: Sequence[RoundRecord]) -> list[str]:
         """Return what is new; ``rounds`` are those so far. A reason that lasts is told once."""
-        now, before = Progress.read(self._before.folder), self._before
+        now = Progress.read(self._before.folder)
+        before = self._before
         new = self._missed(rounds[self._rounds :])
-        self._rounds, self._before = len(rounds), now
+        self._rounds = len(rounds)
+        self._before = now
         for site, said in now.sites.items():
             known = str(said) == str(before.sites.get(site, "")) or said.state is SiteState.SILENT
             if said.reason and not known:

@@ -66,7 +66,8 @@ def read_keys(folder: Path) -> frozenset[bytes]:
 
     What is no key of a site is passed over: Flower has refused it, with the reason.
     """
-    encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    encoding = serialization.Encoding.PEM
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
     found = set()
     for path in folder.glob("*.pub"):
         with suppress(ValueError, UnsupportedAlgorithm):
@@ -119,7 +120,8 @@ class Proxy:
     async def fleet(self, request: Request) -> Response:
         """Pass a site's request on, unless it is nobody's, too large, or names something else."""
         # The path is built from what was matched, so that no ".." leads elsewhere.
-        name, headers = request.path_params["name"], _kept(request.headers)
+        name = request.path_params["name"]
+        headers = _kept(request.headers)
         refusal = self._refusal(name, request)
         if refusal is not None:
             return refusal

@@ -77,7 +77,8 @@ class Countersigner:
     """The server's end: its key, and the last receipt of every site."""
 
     def __init__(self, folder: Path) -> None:
-        path, self._kept = folder / SIGNING_KEY, folder / RECEIPTS
+        path = folder / SIGNING_KEY
+        self._kept = folder / RECEIPTS
         if not path.exists():
             check(
                 not self._kept.exists(),

@@ -138,7 +138,8 @@ class SiteGame(Game):
             with warnings.catch_warnings():  # all records of a site are in one step
                 warnings.filterwarnings("ignore", "clipped sums were cut off", RuntimeWarning)
                 server.begin()
-            seen, first = server.transcript, self.clients[0]
+            seen = server.transcript
+            first = self.clients[0]
             check(
                 seen is not None,
                 "audit",
@@ -146,7 +147,8 @@ class SiteGame(Game):
                 "look for the reason with dpfl deploy example",
             )
             assert seen is not None
-            victim, charged = sites.participant(first), sites.histories(first)
+            victim = sites.participant(first)
+            charged = sites.histories(first)
             return StudyTranscript(**vars(seen), victim=victim, charged=charged)
 
     @property
@@ -173,9 +175,11 @@ class SiteGame(Game):
         if self.probe == "head":
             return super().coordinates(vector, state)
         model, layout = self._model
-        first, values = next(iter(layout)), layout.unflatten(state.model)
+        first = next(iter(layout))
+        values = layout.unflatten(state.model)
         weights = values[first.name].requires_grad_()
-        labels, loss = torch.zeros(self.size, dtype=torch.int64), torch.tensor(0.0)
+        labels = torch.zeros(self.size, dtype=torch.int64)
+        loss = torch.tensor(0.0)
         for sign in (1, -1) if self.adjacency is Adjacency.REPLACE_ONE else (1,):
             outputs = functional_call(model, values, sign * LONG * torch.eye(self.size))
             loss = loss + sign * cross_entropy(outputs, labels)
@@ -193,14 +197,16 @@ def site_games(
     method: Method, strategy: Strategy, how: Audit, observer: Observer, reading: Adjacency
 ) -> tuple[SiteGame, SiteGame]:
     """The two games of one adversary and reading, between sites."""
-    head, layered = method.model is not None, "two layers" in method.needs
+    head = method.model is not None
+    layered = "two layers" in method.needs
     check(
         not head or reading is Adjacency.REPLACE_ONE,
         f"audit of '{method.name}', {reading}",
         "a record that is not there cannot be written into a site's file",
         "audit this reading without --sites",
     )
-    settings, clients = how.settings_of(method), not strategy.unit.of_data
+    settings = how.settings_of(method)
+    clients = not strategy.unit.of_data
     slow = {**(_OF_CLIENTS if clients else _OF_RECORDS), **how.settings}
     many = SiteGame(
         strategy=strategy,

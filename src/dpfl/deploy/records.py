@@ -138,7 +138,8 @@ class LoadedSite(SiteFolder):
         """Name the units that a run was planned for, and those with one more blank; the second is
         empty where the units are others now.
         """
-        same, units = self.still_planned(ledger, run), self.units()
+        same = self.still_planned(ledger, run)
+        units = self.units()
         planned = ledger.units(run)
         assert planned is not None
         withdrawn, blanks = self.withdrawn()
@@ -160,7 +161,8 @@ class LoadedSite(SiteFolder):
 
     def _read_schema(self) -> Schema | None:
         """Read what the columns of the records hold; the budget must be about the same unit."""
-        given, where = self.file.data.schema, str(self.folder / SITE_FILE)
+        given = self.file.data.schema
+        where = str(self.folder / SITE_FILE)
         if given is None:
             return None
         if isinstance(given, str):
@@ -176,7 +178,8 @@ class LoadedSite(SiteFolder):
         for method in map(find, self.file.policy.methods or ()):
             if method.model is not None:  # it can be built without settings
                 method().protecting(schema.unit, single=schema.single)
-        budget, unit = self.file.own_budget(), schema.unit
+        budget = self.file.own_budget()
+        unit = schema.unit
         check(
             budget is None or budget.unit in (unit, Unit.CLIENT),
             f"{where}, [budget] unit",
@@ -264,7 +267,8 @@ class LoadedSite(SiteFolder):
         if task is None:
             return cache.federation
         if cache.learned is None or cache.learned.task.single != task:
-            cache.learned, cache.featured = for_task(cache.federation, task), None
+            cache.learned = for_task(cache.federation, task)
+            cache.featured = None
         return cache.learned
 
     @property
@@ -277,10 +281,12 @@ class LoadedSite(SiteFolder):
 
         They are computed once for a study.
         """
-        member, kept = self.member(study.learned()), self._records
+        member = self.member(study.learned())
+        kept = self._records
         if features is None:
             return member
-        federation, key = self.federation(study.learned()), study.model.model_dump_json()
+        federation = self.federation(study.learned())
+        key = study.model.model_dump_json()
         if kept.featured is None or kept.featured[0] != key:
             kept.featured = key, with_features(federation, features)
         made = kept.featured[1]
@@ -302,7 +308,8 @@ class LoadedSite(SiteFolder):
 
     def member(self, task: Task | None = None) -> Member:
         """Return the site as a member that claims what it enforces, and learns ``task``."""
-        budget, settings = self.file.study_budget(), {self.id: self.file.client_settings.settings()}
+        budget = self.file.study_budget()
+        settings = {self.id: self.file.client_settings.settings()}
         budgets = {} if budget is None else {self.id: budget}
         own = replace(self.federation(task), budgets=budgets, client_settings=settings)
         return honest_members(own)[self.id]
@@ -325,7 +332,8 @@ class LoadedSite(SiteFolder):
 
     def flags(self) -> list[RaisedFlag]:
         """Return what its ethics board must know of its budget beside the numbers."""
-        budget, records = self.file.own_budget(), 0
+        budget = self.file.own_budget()
+        records = 0
         with suppress(DataError):  # a ledger can be read when records cannot
             records = self.member().shard.examples
         unit = Unit.CLIENT if budget is None or budget.unit is None else budget.unit
@@ -341,7 +349,9 @@ class LoadedSite(SiteFolder):
         """
         strategy = check_offer(self.file, study, self.member())
         self._check_schema(study, strategy)
-        declared, task, shape = self.federation(), study.learned(), study.study.feature_shape
+        declared = self.federation()
+        task = study.learned()
+        shape = study.study.feature_shape
         fitting = fits(declared, study)
         if not fitting:
             self.log(f"records have shape {list(declared.record_shape)} and {declared.task}")
@@ -351,7 +361,9 @@ class LoadedSite(SiteFolder):
             f"its records do not have the study's shape {shape} and targets ({task})",
             "prepare the same columns everywhere",
         )
-        own, kept, model = self.federation(task), self._records, study.digest()
+        own = self.federation(task)
+        kept = self._records
+        model = study.digest()
         if kept.checked != (kept.key, model):
             shapes = own.feature_shape, own.task, own.inputs, own.target_shape
             check_model(study.build_model(), *shapes)
@@ -361,7 +373,9 @@ class LoadedSite(SiteFolder):
 
     def _check_schema(self, study: Offer, strategy: Strategy) -> None:
         """Refuse a study that states another schema, or whose method takes single records only."""
-        where, stated, own = f"site '{self.id}'", study.study.described(), self.schema
+        where = f"site '{self.id}'"
+        stated = study.study.described()
+        own = self.schema
         if stated is not None:
             remedy = "use the study's schema: dpfl site init --schema"
             if own is None:
@@ -384,7 +398,8 @@ def fits(declared: Federation, study: Offer) -> bool:
 
 def for_task(declared: Federation, task: Task) -> Federation:
     """Convert the targets of a federation to those of ``task``; who tests on what stays."""
-    shards, task = {}, declared.task.same_units(task)
+    shards = {}
+    task = declared.task.same_units(task)
     for client, shard in declared.shards.items():
         own, test = (
             task.check_targets(f"client '{client}'", targets.numpy())

@@ -46,7 +46,8 @@ def main(grid: Grid, context: Context) -> None:
         write_safely(folder / FAILED, f"{error.exit_code}\n{error}\n".encode())
         raise
     except Exception as error:
-        log, what = folder / ERROR_LOG, f"{type(error).__name__}: {error}"
+        log = folder / ERROR_LOG
+        what = f"{type(error).__name__}: {error}"
         write_safely(log, traceback.format_exc().encode())
         said = f"server app: internal error ({one_line(what)}); please report it with {log}"
         write_safely(folder / FAILED, f"1\n{said}\n".encode())

@@ -108,14 +108,18 @@ class ServerSum:
                 found.write(self.folder.path)
                 return found
             self._check_enough(shares, terms)
-            members, attempt = tuple(sorted(shares)), attempt + 1
+            members = tuple(sorted(shares))
+            attempt = attempt + 1
 
     def _terms(self, attempt: int) -> SumTerms:
         """The terms of an attempt."""
         download, *others = {*self.plan.downloads.values()}
         assert not others, "a secure sum has one download for all"
-        plan, run, model = self.plan, self.sites.run, digest_of(download)
-        asked, agreed = len(plan.cohort), self._request(KEYS, {}).digest()
+        plan = self.plan
+        run = self.sites.run
+        model = digest_of(download)
+        asked = len(plan.cohort)
+        agreed = self._request(KEYS, {}).digest()
         return sum_terms(
             self.agreement, agreed, run, plan.round, asked, attempt=attempt, model=model
         )
@@ -160,7 +164,9 @@ class ServerSum:
 
     def _masked_inputs(self, opened: OpenSum, roster: Roster) -> dict[str, bytes]:
         """Ask for masked inputs; with each request goes the receipt for the last answer."""
-        sites, signer, round_ = self.sites, self.sites.signer, self.plan.round
+        sites = self.sites
+        signer = self.sites.signer
+        round_ = self.plan.round
         announced = [asdict(one.announcement) for one in opened.shares.values()]
         request = TrainingRequest(
             study=sites.study,
@@ -174,7 +180,8 @@ class ServerSum:
             mail = server.mail_for(roster, opened.shares, site)
             sealed = {name: base64.b64encode(one).decode() for name, one in mail.items()}
             about = {"session": roster.session, "announced": announced, "sealed": sealed}
-            download, receipt = self.plan.downloads[site], signer.last.get(site)
+            download = self.plan.downloads[site]
+            receipt = signer.last.get(site)
             own = replace(request, payload=download, receipt=receipt, sum=about)
             messages[site] = own.to_message()
         size = packed_size(roster.terms.numbers, roster.terms.width)
@@ -227,7 +234,8 @@ class ServerSum:
         read: Callable[[str, Message], Answer],
     ) -> dict[str, Answer]:
         """Send messages, and read the answers that are as agreed."""
-        limit, found = self.sites.study.run.round_timeout, {}
+        limit = self.sites.study.run.round_timeout
+        found = {}
         where = f"{round_name(self.plan.round).capitalize()}, secure sum"
         asked = f"{len(messages)} sites are asked for {WORDS.get(what, what)}"
         self.sites.progress.expect(f"{where}: {asked}, and waited for up to {limit:g} s")

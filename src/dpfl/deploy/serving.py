@@ -99,7 +99,8 @@ def _check_startable(folder: Path, verb: Verb) -> None:
 
     What sites have agreed to is what is resumed: how long the server waits for them may change.
     """
-    where, begun = str(folder), (folder / ENROLMENT).exists()
+    where = str(folder)
+    begun = (folder / ENROLMENT).exists()
     summary = DeploymentSummary.load(RunFolder(folder))
     ended = summary is not None
     check(
@@ -139,7 +140,8 @@ def _check_startable(folder: Path, verb: Verb) -> None:
         f"start it with: dpfl server run {folder}",
         FolderError,
     )
-    agreed, now = EnrolmentFile.read(folder).study, StudyFile.in_folder(folder).digest()
+    agreed = EnrolmentFile.read(folder).study
+    now = StudyFile.in_folder(folder).digest()
     check(
         agreed in (None, now),
         str(folder / STUDY_FILE),
@@ -234,9 +236,12 @@ def _follow(
     show: Callable[[Sequence[RoundRecord]], None],
 ) -> None:
     """Wait for the end of the run, showing its rounds and what becomes of its sites."""
-    run, began, news = RunFolder(folder), time.monotonic(), News(folder)
+    run = RunFolder(folder)
+    began = time.monotonic()
+    news = News(folder)
     while True:
-        finished, rounds = (folder / FINISHED).exists(), run.read_rounds()
+        finished = (folder / FINISHED).exists()
+        rounds = run.read_rounds()
         show(rounds)
         for sentence in news.read(rounds):
             tell(sentence)

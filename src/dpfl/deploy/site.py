@@ -127,7 +127,8 @@ class Site(BoundSite):
         """Whether the units are not those that an agreed study was planned for; the log says so."""
         if ledger.agreed(request.run) is None:
             return False
-        planned, reason = self.enter(ledger, request.run), _CHANGED
+        planned = self.enter(ledger, request.run)
+        reason = _CHANGED
         try:
             if planned is not None and planned.digest == self.planned_units().digest:
                 return False
@@ -143,7 +144,8 @@ class Site(BoundSite):
         drawn or not. Terms that are not binding yet cost nothing: the server asks who would accept
         them, and leaves the others out of the population.
         """
-        run, token = request.run, self.token(request.run)
+        run = request.run
+        token = self.token(request.run)
         agreed = ledger.agreed(run)
         check(
             agreed in (None, request.digest()),
@@ -163,7 +165,8 @@ class Site(BoundSite):
             return acceptance(self.id, more=True, token=token)
         study = request.study
         ledger.register(run, seeded=study.seeded, title=study.title)
-        units, withdrawn = self.planned_units(), len(self.withdrawn()[0])
+        units = self.planned_units()
+        withdrawn = len(self.withdrawn()[0])
         check(
             ledger.agree(run, request.digest(), units, withdrawn),
             "terms",
@@ -182,7 +185,8 @@ class Site(BoundSite):
 
     def _train(self, ledger: SiteLedger, request: TrainingRequest) -> Message:
         """Answer one round: check, work, then charge and store the answer before it is sent."""
-        run, round_ = request.run, request.round
+        run = request.run
+        round_ = request.round
         last, stored, commitment = self._entered(ledger, request)
         if last is not None and stored:
             return self._answer_again(ledger, request, last)
@@ -233,9 +237,12 @@ class Site(BoundSite):
 
         ``part`` is the site's part of the round's secure sum, if there is one.
         """
-        run, round_, last = request.run, request.round, ledger.answered(request.run)
+        run = request.run
+        round_ = request.round
+        last = ledger.answered(request.run)
         private = {} if last is None else unpack_private(last.private)
-        charges, stored = commitment.charges(round_), None
+        charges = commitment.charges(round_)
+        stored = None
         units = self.planned_units().digest
         try:
             check(self._able, "worker", _DIED, f"see {WORKER_LOG}", DataError)
@@ -287,7 +294,8 @@ class Site(BoundSite):
 
     def _add_up(self, ledger: SiteLedger, request: SumRequest) -> Message:
         """Answer one phase of a secure sum, which by itself releases nothing of the records."""
-        run, round_ = request.run, request.round
+        run = request.run
+        round_ = request.round
         _, stored, commitment = self._entered(ledger, request)
         if commitment is None and not stored:
             return self._stop(request)

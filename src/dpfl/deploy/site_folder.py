@@ -93,7 +93,8 @@ class SiteFolder:
         not the ledger's own. With ``reading`` nothing has to be written: people who may only look
         at the folder can do that.
         """
-        budget, path = self.file.own_budget(), self.folder / LEDGER
+        budget = self.file.own_budget()
+        path = self.folder / LEDGER
         if path.exists() and not os.access(self.folder, os.W_OK):
             check(
                 reading,

@@ -75,7 +75,8 @@ class SiteSum:
 
     def _keys(self, told: Plain) -> Plain:
         """Make one-time keys for an attempt, once; a new attempt forgets those of the last."""
-        terms, stored = SumTerms.read(told["terms"]), self._stored()
+        terms = SumTerms.read(told["terms"])
+        stored = self._stored()
         self._check_terms(terms)
         if stored is not None and stored.attempt == terms.attempt:
             state = self._state(stored)
@@ -118,7 +119,8 @@ class SiteSum:
     def _survivors(self, told: Plain) -> Plain:
         """Sign the list of survivors."""
         stored, state = self._joined(told)
-        survivors, new = tuple(str(name) for name in told["survivors"]), state.survivors is None
+        survivors = tuple(str(name) for name in told["survivors"])
+        new = state.survivors is None
         state, signature = member.sign_survivors(state, self.identity, survivors)
         self._store(stored.attempt, stored.session, state, noted=new)
         return {"signature": signature}
@@ -163,7 +165,8 @@ class SiteSum:
                 PeerError,
             )
             download = decode_download(self.request.payload, self.agreement.layout.size)
-            drawn, asked = download.drawn, state.terms.asked
+            drawn = download.drawn
+            asked = state.terms.asked
             check(
                 drawn == asked,
                 "download",
@@ -184,7 +187,9 @@ class SiteSum:
 
     def _integers(self, upload: bytes, state: MemberState) -> np.ndarray:
         """The integers of an upload, as multiples of the grid's step."""
-        terms, request, grid = state.terms, self.request, Grid(state.terms.step)
+        terms = state.terms
+        request = self.request
+        grid = Grid(state.terms.step)
         sent = decode_upload(upload, terms.numbers, request.run, request.round, self.site, grid)
         return grid.integers(sent).numpy().astype(np.int64)
 
@@ -206,7 +211,8 @@ class SiteSum:
 
     def _stored(self, attempt: int | None = None) -> StoredSum | None:
         """What is remembered of this round's sum, of this attempt if one is named."""
-        stored, round_ = self._remembered, self.request.round
+        stored = self._remembered
+        round_ = self.request.round
         if stored is None or self._place(stored.round) < self._place(round_):
             return None
         check(
@@ -255,7 +261,8 @@ class SiteSum:
         lists of survivors.
         """
         stored = StoredSum(self.request.round, attempt, session, state.to_bytes())
-        before, run = self._remembered, self.request.run
+        before = self._remembered
+        run = self.request.run
         check(
             self.ledger.store_sum(run, before, stored, noted=noted),
             _WHERE,
@@ -266,7 +273,8 @@ class SiteSum:
 
     def _check_terms(self, terms: SumTerms) -> None:
         """Refuse terms that do not follow from what was agreed on."""
-        request, agreement = self.request, self.agreement
+        request = self.request
+        agreement = self.agreement
         most = agreement.most_drawn(request.round)
         check(
             2 <= terms.asked <= most,
@@ -285,7 +293,8 @@ class SiteSum:
             model=terms.model,
         )
         for field in fields(SumTerms):
-            theirs, ours = getattr(terms, field.name), getattr(own, field.name)
+            theirs = getattr(terms, field.name)
+            ours = getattr(own, field.name)
             check(
                 theirs == ours,
                 _WHERE,

@@ -137,8 +137,10 @@ class StudyStatus:
     @classmethod
     def of(cls, path: Path) -> StudyStatus:
         """Read the folder of a server."""
-        study, folder = StudyFile.in_folder(path), RunFolder(path)
-        running, progress = noted_process(path / LINK_PROCESS) is not None, Progress.read(path)
+        study = StudyFile.in_folder(path)
+        folder = RunFolder(path)
+        running = noted_process(path / LINK_PROCESS) is not None
+        progress = Progress.read(path)
         return cls(
             study=study,
             running=running,
@@ -202,7 +204,8 @@ class StudyStatus:
 
 def measured_values(study: StudyFile, history: Sequence[RoundRecord]) -> tuple[Plain, ...]:
     """Return what was measured after how many rounds, with the standard error of the noise."""
-    found, done = [], 0
+    found = []
+    done = 0
     for record in history:
         done = max(done, record.round + 1)
         if record.measured is not None and study.accounted is not None:
@@ -241,7 +244,8 @@ def effective_noise(agreement: Agreement, plan: Plan, record: RoundRecord) -> Ef
     cohort less the dropouts and colluders that the method tolerates: with more uploads the sum
     carries more.
     """
-    strategy, arrived = agreement.strategy, len(record.arrived) - len(record.not_finite)
+    strategy = agreement.strategy
+    arrived = len(record.arrived) - len(record.not_finite)
     count = {"arrived": arrived, "drawn": len(plan.cohort)}
     multiplier = strategy.noise_multiplier
     if multiplier is None:

@@ -56,7 +56,8 @@ class SuperLink:
         ``insecure`` leaves out TLS and the check of sites' keys.
         """
         processes.check_port(network.host, network.port)
-        own, port = None if insecure else folder / CERTIFICATES, processes.free_port()
+        own = None if insecure else folder / CERTIFICATES
+        port = processes.free_port()
         command = [*processes.program("flower-superlink"), "--host", "127.0.0.1"]
         command += ["--port", str(port), "--disable-runtime-dependency-installation"]
         if own is None:
@@ -95,12 +96,14 @@ class SuperLink:
         How much a request may hold, and how many connections there may be, follows from the model
         and from the number of sites.
         """
-        network, numbers = study.network, Layout.of_module(study.build_model()).size
+        network = study.network
+        numbers = Layout.of_module(study.build_model()).size
         command = [sys.executable, "-m", "dpfl.deploy.proxy", "--parent", str(os.getpid())]
         command += ["--host", network.host, "--port", str(network.port)]
         command += ["--largest-body", str(_REQUEST_BYTES + 8 * numbers)]
         command += ["--sites", str(len(study.study.sites))]
-        own, scheme = self.certificates, "https" if self.certificates else "http"
+        own = self.certificates
+        scheme = "https" if self.certificates else "http"
         command += ["--inner", f"{scheme}://127.0.0.1:{self.port}"]
         if own is not None:
             command += ["--ca", str(own / CA_CERTIFICATE), "--key", str(own / SERVER_KEY)]
@@ -150,7 +153,8 @@ def write_connection(folder: Path, port: int, *, insecure: bool) -> None:
 def _flwr(folder: Path, *arguments: str) -> dict[str, object]:
     """Run Flower's command line, and return its JSON answer."""
     command = [*processes.program("flwr"), *arguments, "--format", "json"]
-    own, limit = processes.environment(folder / HOME), processes.READY_SECONDS
+    own = processes.environment(folder / HOME)
+    limit = processes.READY_SECONDS
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, env=own, timeout=limit, check=False
@@ -173,7 +177,8 @@ def register_sites(folder: Path) -> tuple[dict[str, int], dict[str, str]]:
 
     Returns the node of each key, and why others were refused.
     """
-    nodes, refused = {}, {}
+    nodes = {}
+    refused = {}
     for key in sorted((folder / SITES).glob("*.pub")):
         answer = _flwr(folder, "supernode", "register", str(key.absolute()), "study")
         if answer.get("success"):
@@ -185,7 +190,8 @@ def register_sites(folder: Path) -> tuple[dict[str, int], dict[str, str]]:
 
 def start_run(folder: Path) -> str:
     """Start the app; return Flower's name for the run."""
-    app, configuration = str((folder / APP).absolute()), f'{FOLDER_KEY}="{folder.absolute()}"'
+    app = str((folder / APP).absolute())
+    configuration = f'{FOLDER_KEY}="{folder.absolute()}"'
     answer = _flwr(folder, "run", app, "study", "--run-config", configuration)
     check(
         bool(answer.get("success")),

@@ -34,7 +34,8 @@ def from_record(content: RecordDict) -> Message:
     """Read a message back; anything else is refused."""
     try:
         record = content.config_records[RECORD]
-        header, payload = record["header"], record["payload"]
+        header = record["header"]
+        payload = record["payload"]
     except KeyError as error:
         raise PeerError("message", "was not written by dpfl", _BOTH_SIDES) from error
     if not isinstance(header, str) or not isinstance(payload, bytes):
@@ -97,7 +98,8 @@ class Transport:
         off while it answers, is asked again if it comes back in time.
         """
         replies = dict.fromkeys(messages, Reply.none(f"did not answer within {timeout:g} s"))
-        waiting, gone = self._send(messages, timeout), dict[int, float]()
+        waiting = self._send(messages, timeout)
+        gone = dict[int, float]()
         began = time.monotonic()
         until = began + timeout
         while (waiting or gone) and time.monotonic() < until:
@@ -121,7 +123,8 @@ class Transport:
         """Send, and return which node each message went to, by the message's id."""
         if not messages:
             return {}
-        kind, ttl = MessageType.TRAIN, timeout + 60
+        kind = MessageType.TRAIN
+        ttl = timeout + 60
         sent = [
             FlowerMessage(content=to_record(one), message_type=kind, dst_node_id=node, ttl=ttl)
             for node, one in messages.items()

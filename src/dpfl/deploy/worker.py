@@ -52,7 +52,8 @@ class Worker:
             try:
                 return self._asked(message, able=left > 0)
             except (EOFError, OSError) as error:
-                code, log = self.end(), self._folder / WORKER_LOG
+                code = self.end()
+                log = self._folder / WORKER_LOG
                 if left == 0:
                     raise DataError(
                         "worker process",
@@ -67,7 +68,8 @@ class Worker:
         pipe.send_bytes(b"work" if able else b"charge only")
         pipe.send_bytes(write_header(message.header).encode())
         pipe.send_bytes(message.payload)
-        header, payload = json.loads(pipe.recv_bytes()), pipe.recv_bytes()
+        header = json.loads(pipe.recv_bytes())
+        payload = pipe.recv_bytes()
         self.used = time.monotonic()
         if FAILURE in header:
             *told, code = header[FAILURE]
@@ -133,7 +135,9 @@ def main(folder: Path, pipe: Connection, parent: int) -> None:
     tidied(remove_traces)
     while True:
         try:
-            able, header, payload = pipe.recv_bytes(), pipe.recv_bytes(), pipe.recv_bytes()
+            able = pipe.recv_bytes()
+            header = pipe.recv_bytes()
+            payload = pipe.recv_bytes()
         except EOFError:
             return
         message = Message(header=json.loads(header), payload=payload)

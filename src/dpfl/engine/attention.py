@@ -55,7 +55,8 @@ def attend(
         taps.append(Tap(partial(_of_inputs, layer), [x.detach() for x in inputs], projected))
     q, k, v = (x.reshape(*x.shape[:2], layer.num_heads, -1).transpose(1, 2) for x in projected)
     mask = _mask(layer, q, attn_mask, key_padding_mask)
-    dropout, found = layer.dropout if layer.training else 0.0, None
+    dropout = layer.dropout if layer.training else 0.0
+    found = None
     if need_weights:
         scores = q @ k.transpose(2, 3) / math.sqrt(layer.head_dim)
         found = F.dropout((scores if mask is None else scores + mask).softmax(dim=3), dropout)
@@ -93,7 +94,8 @@ def _as_numbers(mask: Tensor, like: Tensor) -> Tensor:
 
 def _of_inputs(layer: nn.MultiheadAttention, *tensors: Tensor) -> LayerGradient:
     """Queries, keys and values: three dense layers, with one weight of three parts or one each."""
-    inputs, slopes = tensors[:3], tensors[3:]
+    inputs = tensors[:3]
+    slopes = tensors[3:]
     pieces: dict[str, Piece] = {}
     if layer.in_proj_weight is None:
         for name, a, d in zip(_SEPARATE, inputs, slopes, strict=True):

@@ -56,7 +56,8 @@ def convolution(layer: _ConvNd, a: Tensor, d: Tensor) -> LayerGradient:
         a = F.pad(a, padding, mode=layer.padding_mode.replace("zeros", "constant"))
     first = (1,) if len(layer.kernel_size) == 1 else ()  # of a convolution of one axis, a height
     if first:
-        a, d = a[:, :, None], d[:, :, None]
+        a = a[:, :, None]
+        d = d[:, :, None]
     kernel = Kernel(
         size=first + layer.kernel_size,
         stride=first + layer.stride,
@@ -73,7 +74,8 @@ def _of_groups(layer: _ConvNd, kernel: Kernel, a: Tensor, d: Tensor) -> LayerGra
     In planes, output positions are the innermost axis of every copy, and a bias is one more input,
     of value 1. Else channels are the innermost axis.
     """
-    each, outputs = kernel.each, layer.out_channels // layer.groups
+    each = kernel.each
+    outputs = layer.out_channels // layer.groups
     planes = a.ndim == 4 and kernel.stride[1] == 1 and kernel.size[1] * each < _WIDE
     a = a if planes else a.movedim(1, -1)
     slopes = d.movedim(1, -1).reshape(len(a), -1, layer.out_channels)
@@ -121,7 +123,8 @@ def _products_of_planes(kernel: Kernel, a: Tensor, d: Tensor) -> Piece:
     (records, positions, outputs), inputs = d.shape, kernel.inputs + kernel.biased
     if positions == 1 or not rules.written_out(records, positions, inputs, outputs):
         return rules.products(_planes(kernel, a).transpose(1, 2), d)
-    gradients, at_once = a.new_empty(records, inputs, outputs), _IN_CACHE // (inputs * positions)
+    gradients = a.new_empty(records, inputs, outputs)
+    at_once = _IN_CACHE // (inputs * positions)
     for some in rules.slices(records, max(1, at_once)):
         stacked_product(_planes(kernel, a[some]), d[some], out=gradients[some])
     squares, weighted = rules.rows(gradients)
@@ -135,8 +138,10 @@ def _planes(kernel: Kernel, a: Tensor) -> Tensor:
     """
     (kh, kw), (sh, _), (dh, dw) = kernel.size, kernel.stride, kernel.dilation
     records, channels, height, width = a.shape
-    high, wide = (height - dh * (kh - 1) - 1) // sh + 1, width - dw * (kw - 1)
-    shape, inputs = (records, channels, kh, kw, high, wide), channels * kh * kw
+    high = (height - dh * (kh - 1) - 1) // sh + 1
+    wide = width - dw * (kw - 1)
+    shape = (records, channels, kh, kw, high, wide)
+    inputs = channels * kh * kw
     strides = (a.stride(0), a.stride(1), dh * width, dw, sh * width, 1)
     planes = a.new_empty(records, inputs + kernel.biased, high * wide)
     planes[:, :inputs].view(shape).copy_(a.as_strided(shape, strides, a.storage_offset()))
@@ -164,7 +169,8 @@ def _patches(kernel: Kernel, a: Tensor, positions: int, outputs: int) -> Tensor:
     """
     (kh, kw), (sh, sw), (dh, dw) = kernel.size, kernel.stride, kernel.dilation
     records, height, width, channels = a.shape
-    rows, columns = (height - dh * (kh - 1) - 1) // sh + 1, (width - dw * (kw - 1) - 1) // sw + 1
+    rows = (height - dh * (kh - 1) - 1) // sh + 1
+    columns = (width - dw * (kw - 1) - 1) // sw + 1
     rs, hs, ws, _ = a.stride()
     wide = kw * channels
     if _in_strips(kernel) and not rules.by_gram(positions, kh * wide, outputs):

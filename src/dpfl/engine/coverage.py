@@ -68,7 +68,8 @@ def slow_layers(model: nn.Module) -> dict[str, str]:
     parts: dict[nn.Module, str] = {module.out_proj: "" for module in attention}
     found = {}
     for name, layer in model.named_modules():
-        kind, own = type(layer).__name__, learned(layer) if layer in layers else {}
+        kind = type(layer).__name__
+        own = learned(layer) if layer in layers else {}
         free = [p for p in layer.parameters(recurse=False) if p.requires_grad]
         if layer not in layers | parts and any(id(p) not in users for p in free):
             found[name] = f"{kind} has no rule for per-record gradients"

@@ -107,7 +107,8 @@ class Scores:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Scores | None:
         """Read back what :meth:`to_dict` wrote; None where nothing was measured."""
-        metric, more = str(values.get("metric", "accuracy")), values.get("details", {})
+        metric = str(values.get("metric", "accuracy"))
+        more = values.get("details", {})
         if metric not in values:
             return None
         return cls(
@@ -133,10 +134,13 @@ class Evaluation:
     def __init__(
         self, *, model: nn.Module, layout: Layout, federation: Federation, device: str
     ) -> None:
-        self._model, self._layout, self._device = model, layout, device
+        self._model = model
+        self._layout = layout
+        self._device = device
         self._inputs = federation.inputs
         self._shards = {c: shard.without_blanks() for c, shard in federation.shards.items()}
-        self._ids, self.task = federation.ids, federation.task
+        self._ids = federation.ids
+        self.task = federation.task
         self._everyone = federation.test_set()
         self.lacking = self.task.missing_from_test(self._everyone[1])
         check(
@@ -165,9 +169,11 @@ class Evaluation:
         metrics, and for each client's value.
         """
         features, targets = self._everyone
-        outputs, common = self._outputs(vector, features), None
+        outputs = self._outputs(vector, features)
+        common = None
         if personal is not None:
-            common, parts = self._score(outputs, targets), [outputs[:0]]
+            common = self._score(outputs, targets)
+            parts = [outputs[:0]]
             for client in self._ids:
                 own = personal.merge(vector, private.get(client), self._layout)
                 parts.append(self._outputs(own, self._shards[client].test_features))

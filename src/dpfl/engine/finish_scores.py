@@ -74,7 +74,8 @@ class FinishScores:
     @property
     def sentence(self) -> str:
         """The verdict and its reason, for people."""
-        words, show = MetricWords(self.metric).words, MetricWords(self.metric).show
+        words = MetricWords(self.metric).words
+        show = MetricWords(self.metric).show
         alone = f"{words} is {show(self.local)} with its own records alone"
         others = f"{show(self.common)} with the common model, {show(self.both)} with both"
         error = f"the standard error of the difference is {show(self.error)}"

@@ -100,7 +100,9 @@ def numbers_per_record(model: nn.Module, features: Tensor) -> int:
     Inputs, outputs and their gradients, and patches of convolutions. ``features`` are one record.
     Nothing is held of what comes before the first layer that learns.
     """
-    total, passing, started = 0, 0, False
+    total = 0
+    passing = 0
+    started = False
 
     def count(module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
         nonlocal total, passing, started
@@ -139,8 +141,11 @@ def records_at_once(model: nn.Module, layout: Layout, job: Job, device: torch.de
     because a use that starts at zero shows nothing. Dropout is off, since the two paths draw
     differently.
     """
-    generator, inputs, shape = PublicSeed(0).generator(), job.inputs, job.features.shape[1:]
-    vector, slow = _moved(model, layout).to(device), OneByOne(str(device), one_at_a_time=True)
+    generator = PublicSeed(0).generator()
+    inputs = job.inputs
+    shape = job.features.shape[1:]
+    vector = _moved(model, layout).to(device)
+    slow = OneByOne(str(device), one_at_a_time=True)
     try:
         with in_mode(model, training=False):
             for count in (2, 3):
@@ -159,7 +164,8 @@ def records_at_once(model: nn.Module, layout: Layout, job: Job, device: torch.de
 
 def _moved(model: nn.Module, layout: Layout) -> Tensor:
     """The model's weights, each tensor moved by about a tenth of its size."""
-    vector, generator = layout.read(model).cpu(), PublicSeed(1).generator()
+    vector = layout.read(model).cpu()
+    generator = PublicSeed(1).generator()
     for block in layout:
         own = vector[block.slice]
         size = float(own.square().mean().sqrt()) or 1.0

@@ -122,9 +122,11 @@ def products(a: Tensor, d: Tensor, of_inputs: Tensor | None = None) -> Piece:
     ``of_inputs`` are the squared norms of a, where they are known.
     """
     (records, positions, outputs), a = d.shape, a if a.ndim == 4 else a[:, None]
-    blocks, inputs = a.shape[1], a.shape[1] * a.shape[3]
+    blocks = a.shape[1]
+    inputs = a.shape[1] * a.shape[3]
     if positions == 1:
-        squares, flat = (squared(a) if of_inputs is None else of_inputs) * squared(d), a.flatten(1)
+        squares = (squared(a) if of_inputs is None else of_inputs) * squared(d)
+        flat = a.flatten(1)
 
         def outer(factor: Tensor) -> Tensor:
             slopes = (d[:, 0] * factor[:, None]).T
@@ -203,7 +205,8 @@ def sum_of_products(of_inputs: Tensor, of_slopes: Tensor) -> Tensor:
 
 def linear(layer: nn.Module, a: Tensor, d: Tensor) -> LayerGradient:
     """A dense layer on the last axis; the axes between are positions."""
-    d, bias = d.reshape(len(a), -1, d.shape[-1]), learns(getattr(layer, "bias", None))
+    d = d.reshape(len(a), -1, d.shape[-1])
+    bias = learns(getattr(layer, "bias", None))
     weight = dense_weight(a, d) if learns(layer.weight) else None
     return LayerGradient.of(weight=weight, bias=rows(d.sum(dim=1)) if bias else None)
 
@@ -225,7 +228,8 @@ def without_padding(layer: nn.Embedding, tokens: Tensor, d: Tensor) -> Tensor:
 def embedding(layer: nn.Embedding, a: Tensor, d: Tensor) -> LayerGradient:
     """A table of rows: equal tokens of a record add up before the norm is taken."""
     records = len(a)
-    tokens, d = a.reshape(records, -1), d.reshape(records, -1, layer.embedding_dim)
+    tokens = a.reshape(records, -1)
+    d = d.reshape(records, -1, layer.embedding_dim)
     d = without_padding(layer, tokens, d)
     same = (tokens[:, :, None] == tokens[:, None, :]).double()
 

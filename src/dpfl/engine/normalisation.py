@@ -26,7 +26,8 @@ def instance_norm(
 def batch_norm(layer: nn.modules.batchnorm._NormBase, a: Tensor, d: Tensor) -> LayerGradient:
     """Scale and shift per channel, with kept statistics."""
     assert layer.running_mean is not None and layer.running_var is not None
-    mean, var = layer.running_mean.to(a.device), layer.running_var.to(a.device)
+    mean = layer.running_mean.to(a.device)
+    var = layer.running_var.to(a.device)
     return _per_channel(layer, F.batch_norm(a, mean, var, eps=layer.eps), d)
 
 

@@ -64,7 +64,8 @@ class OneByOne:
         self, model: nn.Module, layout: Layout, job: Job, number: int, start: Tensor
     ) -> Tensor:
         """Run phase ``number`` of a job from ``start``, step by step."""
-        phase, vector = job.phases[number], start.clone()
+        phase = job.phases[number]
+        vector = start.clone()
         buffer = torch.zeros_like(start)
         records = sampler(phase, len(job.labels))
         noise = NoiseAhead(job.rng.child("noise", number), layout.size, phase.steps)
@@ -203,7 +204,8 @@ class OneByOne:
         key = (batch.features.shape[1:], batch.labels.shape[1:], repr(batch.task), model.training)
         if key not in plans:
             plans[key] = plan_for(gradients, (batch.features, batch.labels))
-        plan, size = plans[key], max(1, sum(x.numel() for x in parameters.values()))
+        plan = plans[key]
+        size = max(1, sum(x.numel() for x in parameters.values()))
         width = max(1, min(_MOST_NUMBERS // size, _MOST_HELD // max(1, plan.numbers)))
         slots = torch.arange(len(batch.labels)) if batch.slots is None else batch.slots
         for first in range(0, max(batch.most, len(slots)), width):

@@ -73,7 +73,8 @@ def personal_finish(
     layer behind public maps, a task that is not a classification of single records, and fewer than
     two test records, or records that do not define the metric.
     """
-    layout, shard = Layout.of_module(model), shard.without_blanks()
+    layout = Layout.of_module(model)
+    shard = shard.without_blanks()
     fitting = task.plain and task.softmax and public_maps(model, layout) is not None
     if not fitting or len(shard.test_labels) < 2:
         return None
@@ -128,8 +129,11 @@ def fitted_head(
     from scipy.optimize import minimize
     from scipy.special import log_softmax
 
-    x, centre, count = rows.numpy(), prior.numpy(), len(rows)
-    target, pull = labels.numpy(), strength * float(rows.square().sum() / count)
+    x = rows.numpy()
+    centre = prior.numpy()
+    count = len(rows)
+    target = labels.numpy()
+    pull = strength * float(rows.square().sum() / count)
     places = np.arange(count), target
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -157,7 +161,8 @@ def _own_head(rows: Tensor, labels: Tensor, prior: Tensor) -> tuple[Tensor, floa
 def _local_outputs(own: Tensor, test: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Outputs for test records of a model that knows nothing of the federation but its features."""
     own, test = (x.flatten(1).double() for x in (own, test))
-    mean, variance = own.mean(dim=0), own.var(dim=0, correction=0)
+    mean = own.mean(dim=0)
+    variance = own.var(dim=0, correction=0)
     scale = (variance + _FLOOR * variance.mean()).clamp_min(1e-30).rsqrt()
     rows, tests = (Constant(_BIAS).forward(unit((x - mean) * scale)) for x in (own, test))
     prior = rows.new_zeros(classes, rows.shape[1])
@@ -178,10 +183,12 @@ def _chosen(rows: Tensor, labels: Tensor, prior: Tensor, grid: Sequence[float]) 
     Folds are dealt out in the order of the labels, so that each has its share of every class. From
     strong to weak, each fit begins at the one before it. Of equal strengths the strongest is taken.
     """
-    fold, losses = torch.empty(len(labels), dtype=torch.int64), dict.fromkeys(grid, 0.0)
+    fold = torch.empty(len(labels), dtype=torch.int64)
+    losses = dict.fromkeys(grid, 0.0)
     fold[torch.argsort(labels, stable=True)] = torch.arange(len(labels)) % _FOLDS
     for number in range(_FOLDS):
-        kept, head = fold != number, prior
+        kept = fold != number
+        head = prior
         for strength in grid:
             head = fitted_head(rows[kept], labels[kept], prior, strength, head, tolerance=1e-4)
             outputs = rows[~kept] @ head.T
@@ -199,7 +206,8 @@ def _compared(task: Task, outputs: Sequence[Tensor], labels: Tensor) -> Plain | 
     local, common, both = (task.score(one, labels) for one in outputs)
     better = outputs[1] if (common > both) == task.higher_is_better else outputs[2]
     groups = min(len(labels), _GROUPS)
-    group, apart = torch.arange(len(labels)) % groups, []
+    group = torch.arange(len(labels)) % groups
+    apart = []
     for number in range(groups):
         kept = group != number
         one, other = (task.score(x[kept], labels[kept]) for x in (outputs[0], better))
@@ -223,5 +231,6 @@ def _one_thread() -> Iterator[None]:
 
 def _mapped(maps: Sequence[nn.Module], stored: Tensor, inputs: Inputs | None = None) -> Tensor:
     """What some maps make of stored records, or of what earlier maps made of them."""
-    through, parts = nn.Sequential(*maps), torch.split(stored, _AT_ONCE)
+    through = nn.Sequential(*maps)
+    parts = torch.split(stored, _AT_ONCE)
     return torch.cat([through(part if inputs is None else inputs(part)) for part in parts])

@@ -42,8 +42,12 @@ class PhaseBlock:
         device: torch.device,
         draws: Sequence[Draw] | None = None,
     ) -> None:
-        self.chain, self.jobs, self.number, self.device = chain, jobs, number, device
-        self.phases, self.task = [job.phases[number] for job in jobs], jobs[0].task
+        self.chain = chain
+        self.jobs = jobs
+        self.number = number
+        self.device = device
+        self.phases = [job.phases[number] for job in jobs]
+        self.task = jobs[0].task
         records = [sampler(p, len(job.labels)) for p, job in zip(self.phases, jobs, strict=True)]
         self.first = first = self.phases[0]
         rngs = (job.rng.child("records", number) for job in jobs)
@@ -122,7 +126,8 @@ class BlockRecords:
         if self._live is not None:
             counted = counted & self._live[np.arange(len(self._live))[:, None], own]
         labels = self._labels[torch.from_numpy(own + self._label_starts)]
-        rows, device = torch.from_numpy(own + self.starts), self._block.device
+        rows = torch.from_numpy(own + self.starts)
+        device = self._block.device
         return Part(rows, labels.to(device), torch.from_numpy(counted).to(device))
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -169,8 +174,10 @@ def plain_sums(block: PhaseBlock, vectors: Tensor) -> Iterator[Tensor]:
     ``vectors`` are the clients' weights; they are read, and moved by the caller. The sums are
     written anew at every step.
     """
-    records, totals = BlockRecords(block), torch.empty_like(vectors)
-    stacks, into = block.chain.stacks(vectors), block.chain.stacks(totals)
+    records = BlockRecords(block)
+    totals = torch.empty_like(vectors)
+    stacks = block.chain.stacks(vectors)
+    into = block.chain.stacks(totals)
     for step, width in enumerate(block.sizes.max(axis=1)):
         rows, labels, counts = (
             x[0] for x in records.look_up(slice(step, step + 1), np.arange(width))

@@ -72,7 +72,8 @@ class ClippedSums:
 
         The first parts of many steps are looked up at once; few steps have more.
         """
-        places, most = np.arange(self.width), self._block.sizes.max(axis=1)
+        places = np.arange(self.width)
+        most = self._block.sizes.max(axis=1)
         for begin in range(0, len(most), _STEPS_AHEAD):
             ahead = self._records.look_up(slice(begin, begin + _STEPS_AHEAD), places)
             for step, part in enumerate(zip(*ahead, strict=True), begin):
@@ -90,13 +91,17 @@ class ClippedSums:
         than one record's contribution. Sums that leave the client stay in double precision, and are
         cut off at ``LARGEST_SUM``.
         """
-        block, totals, cut_off = self._block, self._rooms[0][0], False
-        leaves, most_held = block.first.sum_only, LARGEST_SUM if block.first.sum_only else _EXACT
+        block = self._block
+        totals = self._rooms[0][0]
+        cut_off = False
+        leaves = block.first.sum_only
+        most_held = LARGEST_SUM if block.first.sum_only else _EXACT
         multipliers = [p.noise_multiplier if block.noisy else math.inf for p in block.phases]
         # How large a sum may become in each step.
         largest = (block.sizes / np.array(multipliers)).max(axis=1) * SCALE
         for parts, most in zip(self.parts(), largest, strict=True):
-            reach, wide = 0.0, None  # wide: the sums in double precision
+            reach = 0.0
+            wide = None  # wide: the sums in double precision
             for number, part in enumerate(parts):
                 own, stacks = self._rooms[min(number, 1)]
                 self._add_up(part, stacks)
@@ -131,7 +136,8 @@ class ClippedSums:
         """Write each client's sum of clipped per-record gradients over its grid's step."""
         with torch.no_grad():
             found, parts, broken = self.gradients(part)
-            whole, how = sum(parts[1:], parts[0]), self._block.first.clipping
+            whole = sum(parts[1:], parts[0])
+            how = self._block.first.clipping
             named = {str(i): own for i, own in enumerate(parts)}
             factors = layer_factors(named, whole, self._clips, how, len(parts))
             counted = self._inverse * part.counts
@@ -152,10 +158,12 @@ class ClippedSums:
             squares = squared_norms(features.reshape(*part.rows.shape, -1))
         else:
             squares = self._norms[part.rows].to(self._block.device)
-        broken, found = ~(squares <= LARGEST_NORM**2), self._slopes(part, features)
+        broken = ~(squares <= LARGEST_NORM**2)
+        found = self._slopes(part, features)
         if self._records.has_blanks:
             broken |= ~part.counts
-        terms, layers = [], zip(self._stacks, found.inputs, found.slopes, strict=True)
+        terms = []
+        layers = zip(self._stacks, found.inputs, found.slopes, strict=True)
         for i, (stack, a, d) in enumerate(layers):
             if i > 0 or not self._raw_first:
                 squares = squared_norms(a)
@@ -170,7 +178,8 @@ class ClippedSums:
         One linear layer under cross-entropy needs no backward: the gradient of its output is
         softmax - one-hot.
         """
-        chain, shape = self._block.chain, part.rows.shape
+        chain = self._block.chain
+        shape = part.rows.shape
         task = self._block.task
         if not (chain.one_layer and task.softmax):
             labels = part.labels.flatten(0, 1)
@@ -190,7 +199,8 @@ def step_noise(block: PhaseBlock, numbers: int) -> Iterator[Tensor]:
     ``numbers`` is the size of the model. Noise is made of integers, steps of the client's grid, and
     drawn some steps ahead.
     """
-    rngs, steps = [job.rng.child("noise", block.number) for job in block.jobs], len(block.sizes)
+    rngs = [job.rng.child("noise", block.number) for job in block.jobs]
+    steps = len(block.sizes)
     ahead = max(1, min(steps, _NOISE_AT_ONCE // numbers))
     room = torch.empty(len(rngs) * ahead * numbers)
     look_ahead(rngs, min(steps * numbers, _NOISE_AHEAD))

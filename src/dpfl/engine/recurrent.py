@@ -30,7 +30,8 @@ def _lstm(x: Tensor, h: Tensor, state: State) -> State:
 
 def _gru(x: Tensor, h: Tensor, state: State) -> State:
     (xr, xz, xn), (hr, hz, hn) = x.chunk(3, dim=1), h.chunk(3, dim=1)
-    reset, update = torch.sigmoid(xr + hr), torch.sigmoid(xz + hz)
+    reset = torch.sigmoid(xr + hr)
+    update = torch.sigmoid(xz + hz)
     new = torch.tanh(xn + reset * hn)
     return ((1 - update) * new + update * state[0],)
 
@@ -55,7 +56,8 @@ def unroll(layer: nn.RNNBase, x: Tensor) -> tuple[Tensor, Tensor | State, list[T
     Returns its outputs, its last state, and a tap for every direction of every layer.
     """
     x = x if layer.batch_first else x.transpose(0, 1)
-    taps, last = [], []
+    taps = []
+    last = []
     for number in range(layer.num_layers):
         sides = []
         for side in ("", "_reverse")[: 2 if layer.bidirectional else 1]:
@@ -73,7 +75,8 @@ def unroll(layer: nn.RNNBase, x: Tensor) -> tuple[Tensor, Tensor | State, list[T
 
 
 def _one_direction(layer: nn.RNNBase, x: Tensor, suffix: str) -> tuple[Tensor, State, Tap]:
-    weight, recurrent = getattr(layer, f"weight_ih{suffix}"), getattr(layer, f"weight_hh{suffix}")
+    weight = getattr(layer, f"weight_ih{suffix}")
+    recurrent = getattr(layer, f"weight_hh{suffix}")
     biases = [getattr(layer, f"bias_{half}{suffix}", None) for half in ("ih", "hh")]
     gates = F.linear(x, weight, biases[0])
     gates = gates if gates.requires_grad else gates.requires_grad_()
@@ -102,7 +105,8 @@ def _rule(
     ``suffix`` ends the names of its parameters. ``slopes`` are the gradients of the gates: one
     where inputs and hidden states share them, else one for each.
     """
-    halves, pieces = {"ih": (x, slopes[0]), "hh": (hidden, slopes[-1])}, {}
+    halves = {"ih": (x, slopes[0]), "hh": (hidden, slopes[-1])}
+    pieces = {}
     for half, (a, d) in halves.items():
         if learns(getattr(layer, weight := f"weight_{half}{suffix}")):
             pieces[weight] = products(a, d)

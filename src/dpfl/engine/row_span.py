@@ -26,14 +26,16 @@ def fits_row_span(block: PhaseBlock) -> bool:
     It must also look at every record twice or more: products of records are computed first. No
     record may be a blank.
     """
-    first, most = block.first, max(len(job.labels) for job in block.jobs)
+    first = block.first
+    most = max(len(job.labels) for job in block.jobs)
     plain = block.chain.one_layer and block.task.softmax
     blanks = any(job.live is not None for job in block.jobs)
     if not plain or first.clip is not None or first.part != "all" or blanks:
         return False
     if block.momentum is not None or block.pull is not None:  # steps that depend on more than W
         return False
-    features, often = block.chain.layers[0].in_features, first.steps * first.batch_size
+    features = block.chain.layers[0].in_features
+    often = first.steps * first.batch_size
     few = 2 * most <= often and 4 * most <= features
     return few and len(block.jobs) * most * features <= _MOST_NUMBERS
 
@@ -65,7 +67,8 @@ class _RowSpan:
     """
 
     def __init__(self, block: PhaseBlock, start: Tensor) -> None:
-        self.block, self.start = block, start
+        self.block = block
+        self.start = start
         weights, biases = block.chain.stacks(start)[0]
         inputs = (job.inputs(job.features).flatten(1) for job in block.jobs)
         self.records = [records.to(block.device) for records in inputs]

@@ -50,7 +50,8 @@ class Factors(NamedTuple):
 
 def shared_weight(weight: Tensor, uses: list[Factors]) -> rules.Piece:
     """Squared norms and weighted sum of the gradient of a weight with these uses."""
-    records, positions = len(uses[0].left), sum(use.right.shape[1] for use in uses)
+    records = len(uses[0].left)
+    positions = sum(use.right.shape[1] for use in uses)
     numbers = positions * (2 * positions + sum(weight.shape))
     parts = rules.slices(records, max(1, rules.MOST_NUMBERS // max(1, 2 * numbers)))
 
@@ -74,7 +75,8 @@ def shared_weight(weight: Tensor, uses: list[Factors]) -> rules.Piece:
 
 def _across(one: Factors, other: Factors) -> Tensor:
     """Inner products of the left factors of two uses, (records, positions, positions)."""
-    a, b = one.left, other.left
+    a = one.left
+    b = other.left
     if a.ndim == 2 and b.ndim == 2:
         return (a[:, :, None] == b[:, None, :]).double()
     if a.ndim == 2:

@@ -157,7 +157,9 @@ def run_phase(block: PhaseBlock, start: Tensor) -> Tensor:
     Every step adds up gradients, adds noise if there is any, moves what the phase moves, and brings
     clients back into their balls.
     """
-    size, moving, private = start.shape[1], block.moving, block.first.clip is not None
+    size = start.shape[1]
+    moving = block.moving
+    private = block.first.clip is not None
     vectors = nn.functional.pad(start, (0, -size % 16))[:, :size]  # rows are aligned in memory
     sums = ClippedSums(block, vectors) if private else plain_sums(block, vectors)
     noise = step_noise(block, size) if block.noisy else [None] * len(block.sizes)

@@ -49,7 +49,8 @@ class Chain:
         >>> [type(step).__name__ for step in Chain.of(model, Layout.of_module(model)).steps]
         ['Linear', 'ReLU']
         """
-        steps, names = [], []
+        steps = []
+        names = []
         for name, module in model.named_modules(remove_duplicate=False):
             flattens = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
             if type(module) is nn.Linear:
@@ -92,7 +93,8 @@ def same_at_every_place(product: Product, rows: int, columns: int, width: int) -
     It is tried on this machine with made-up numbers: a kernel may add up in another order where its
     tiles end.
     """
-    generator, count = PublicSeed(0).generator(), max(1, min(16, (1 << 20) // (rows * columns)))
+    generator = PublicSeed(0).generator()
+    count = max(1, min(16, (1 << 20) // (rows * columns)))
     weights = torch.rand(count, rows, columns, generator=generator) - 0.5
     record = torch.rand(count, 1, columns, generator=generator) - 0.5
     outputs = product(weights, record.expand(-1, width, -1).contiguous().transpose(1, 2))

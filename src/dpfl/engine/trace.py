@@ -87,7 +87,8 @@ class Trace:
     """
 
     def __init__(self, layers: TracedLayers, records: int) -> None:
-        self._layers, self._records = layers, records
+        self._layers = layers
+        self._records = records
         self._taps: dict[nn.Module, list[Tap]] = {}
         self._versions: list[tuple[Tensor, int]] = []
 
@@ -107,7 +108,8 @@ class Trace:
             yield
 
     def _keep(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        name, rule = self._layers.names[module], rule_of(module)
+        name = self._layers.names[module]
+        rule = rule_of(module)
         if not given or rule is None:
             raise NotCovered(f"layer '{name}' is called with named arguments")
         a = given[0]
@@ -146,7 +148,8 @@ class Trace:
         average_attn_weights: bool = True,
         is_causal: bool = False,  # a hint: the mask says the same
     ) -> tuple[Tensor, Tensor | None]:
-        given, name = (query, key, value), self._layers.names[module]
+        given = (query, key, value)
+        name = self._layers.names[module]
         axis = 0 if module.batch_first else 1
         if any(x.is_nested or x.ndim != 3 or x.shape[axis] != self._records for x in given):
             raise NotCovered(f"layer '{name}' is given nested or single sequences")
@@ -189,12 +192,15 @@ class Trace:
             shape = (-1, *[1] * (x.ndim - 1))
             return x if broken is None else x.masked_fill(broken.reshape(shape), 0)
 
-        found, gradients, uses = iter(slopes), list[Named](), list[Use]()
+        found = iter(slopes)
+        gradients = list[Named]()
+        uses = list[Use]()
         for module, tap in ((module, tap) for module, taps in self._taps.items() for tap in taps):
             known = [slope for _ in tap.wanted if (slope := next(found)) is not None]
             if len(known) < len(tap.wanted):
                 continue  # the layer has no part in the loss
-            names, given = self._layers.blocks[module], [*map(whole, [*tap.given, *known])]
+            names = self._layers.blocks[module]
+            given = [*map(whole, [*tap.given, *known])]
             if self._is_shared(module):
                 uses.append(Use(module, names, *given))
             else:
@@ -209,7 +215,8 @@ class Trace:
 
         Or gives it its name: the parts of a layer of the layout are clipped together.
         """
-        blocks, users = self._layers.blocks[module].values(), self._layers.users
+        blocks = self._layers.blocks[module].values()
+        users = self._layers.users
         homes = {block.rpartition(".")[0] for block in blocks}
         several = type(module) in SHARES and (len(self._taps[module]) > 1 or len(homes) > 1)
         return several or any(users[block] > 1 for block in blocks)

@@ -138,7 +138,8 @@ def run_study(study: Sweep, store: RunStore) -> StudyResult:
         result = run_study(Sweep.from_file(Path("study.toml")), RunStore(kept=Path("runs/study")))
         result.write(Path("study.json"))
     """
-    asked, tasks = choose(study, store), []
+    asked = choose(study, store)
+    tasks = []
     for cell in asked:
         runs = [study.experiment(cell.case, cell.label, cell.chosen, n) for n in study.seeds]
         tasks.append([store.task(run) for run in runs])
@@ -164,7 +165,8 @@ def fitting(
     dataset = base.get("data", {}).get("name")
     if dataset is not None and dataset not in DATASETS:
         raise unknown_name("data", "data set", str(dataset), DATASETS)
-    fit, refused = [], {}
+    fit = []
+    refused = {}
     for name in names:
         own = {f"method.{key}": value for key, value in (settings or {}).get(name, {}).items()}
         try:

@@ -128,7 +128,8 @@ class Description:
     def to_dict(self) -> Plain:
         """Return plain values that JSON can carry."""
         same = ("method", "rounds", "participations", "cohort", "parameters")
-        spread, ratio = self.noise_multiplier, self.forecast.noise_to_signal
+        spread = self.noise_multiplier
+        ratio = self.forecast.noise_to_signal
         losses = {name: one.to_dict() for name, one in self.by_assumption.items()}
         return {
             **{name: getattr(self, name) for name in same},
@@ -167,7 +168,9 @@ def describe(experiment: Experiment, data_folder: Path | None = None) -> Descrip
 
 def description_of(sim: Simulation, seed: PublicSeed) -> Description:
     """Describe a simulation (``sim``) that was not played; ``seed`` is its public randomness."""
-    agreement, strategy, terms = sim.agreement, sim.strategy, sim.agreement.terms
+    agreement = sim.agreement
+    strategy = sim.strategy
+    terms = sim.agreement.terms
     clients = tuple(_client(agreement, sim.members[client]) for client in sorted(sim.members))
     return Description(
         method=strategy.name,
@@ -252,11 +255,13 @@ def _bytes_up(agreement: Agreement) -> int:
 
 def _bytes_down(sim: Simulation) -> int:
     """What a client receives in a round: the model, and what the components share."""
-    agreement, members = sim.agreement, sim.members
+    agreement = sim.agreement
+    members = sim.members
     state = first_state(agreement, sim.layout.read(sim.model))
     drawn = sorted(members)[: max(1, round(agreement.terms.expected_cohort))]
     cohort = Cohort.of({client: members[client].claims for client in drawn})
-    shared, more = {}, 0
+    shared = {}
+    more = 0
     for slot, plug in agreement.strategy.slots():
         shared[slot] = plug.open(state.plugs[slot], 0, cohort, PublicSeed(0).child(slot))
         more += 4 * plug.download_size(agreement.layout)

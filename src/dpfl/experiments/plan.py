@@ -57,7 +57,8 @@ class MethodPlan:
 
     def to_dict(self) -> Plain:
         """Return plain values that JSON can carry."""
-        told, one = self.description.to_dict(), self.description
+        told = self.description.to_dict()
+        one = self.description
         same = ("method", "unit", "observer", "adjacency", "clients", "rounds", "parameters")
         return {
             **{name: told[name] for name in (*same, "epsilon", "noise_to_signal", "warning")},
@@ -218,8 +219,10 @@ def seconds_in_all(
     budget; files and evaluation are not counted.
     """
     federation = experiment.federation(data_folder)
-    strategy, few = experiment.strategy(len(federation.ids)), _blank(federation, SAMPLE)
-    model, everyone = experiment.build_model(federation), replace(strategy, selection=Everyone())
+    strategy = experiment.strategy(len(federation.ids))
+    few = _blank(federation, SAMPLE)
+    model = experiment.build_model(federation)
+    everyone = replace(strategy, selection=Everyone())
     quiet = partial(train, progress=False, evaluate_every=ROUNDS)
     result = quiet(model, few, everyone, rounds=ROUNDS, seed=0)
     warm = result.timings[1:]  # the first round plans noise and warms caches

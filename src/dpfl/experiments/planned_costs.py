@@ -60,12 +60,18 @@ def _spent(cost: PrivacyCost, times: int, delta: float) -> Spend:
 
 def planned(sim: Simulation, observer: Observer) -> PlannedEpsilon:
     """The cost of all rounds, or of as many as fit a budget that is enforced."""
-    agreement, strategy, terms = sim.agreement, sim.strategy, sim.agreement.terms
+    agreement = sim.agreement
+    strategy = sim.strategy
+    terms = sim.agreement.terms
     # What sampling amplifies is charged every round to everyone, drawn or not.
     times = terms.rounds if strategy.amplifies(observer) else terms.participations
-    epsilons, accountants, early = [], set(), 0
+    epsilons = []
+    accountants = set()
+    early = 0
     for member in sim.members.values():
-        cost, budget, limit = agreement.plan(observer, member.participant), member.budget, math.inf
+        cost = agreement.plan(observer, member.participant)
+        budget = member.budget
+        limit = math.inf
         delta = budget.delta if budget else USUAL_DELTA
         if budget and not strategy.local.hypothetical:
             enforced = (budget.observer or strategy.observer) in (observer, Observer.SERVER)
@@ -87,8 +93,10 @@ def _least_delta(sim: Simulation) -> float:
 
 def published(sim: Simulation) -> Published | None:
     """What the method's paper would print: the moments accountant over sampled clients."""
-    strategy, terms = sim.strategy, sim.agreement.terms
-    sampling, noise = strategy.selection.sampling, strategy.noise_multiplier
+    strategy = sim.strategy
+    terms = sim.agreement.terms
+    sampling = strategy.selection.sampling
+    noise = strategy.noise_multiplier
     if strategy.unit is not Unit.CLIENT or noise is None or sampling == "none":
         return None
     # Papers without central noise read cohorts of a fixed size as Poisson samples.
@@ -105,14 +113,16 @@ def by_assumption(sim: Simulation, seed: PublicSeed) -> dict[str, Spread]:
     """Epsilons of all rounds by whose noise is counted on; Gaussians compose exactly, and bounds
     that may fail take their part of delta.
     """
-    strategy, terms = sim.strategy, sim.agreement.terms
+    strategy = sim.strategy
+    terms = sim.agreement.terms
     if strategy.selection.sampling != "none":
         return {}
     ids = tuple(sorted(sim.members))
     losses = strategy.channel.losses_by_assumption(ids, terms, sim.layout, seed)
     sent = strategy.exposure(Observer.SERVER, terms)
     stretch = sent.bound / getattr(strategy.channel, "clip", sent.bound)
-    failure, delta = min(1.0, sent.failure * terms.rounds), _least_delta(sim)
+    failure = min(1.0, sent.failure * terms.rounds)
+    delta = _least_delta(sim)
 
     def composed(loss: float) -> float:
         """The epsilon of a sum of 1 / z^2."""

@@ -55,7 +55,8 @@ def run_task(task: Task, report: Callable[[int], None]) -> Ended:
 
     ``report`` is told the number of rounds done.
     """
-    folder, experiment = RunFolder(task.folder), task.experiment
+    folder = RunFolder(task.folder)
+    experiment = task.experiment
     started = folder.experiment.exists() and _same(folder, experiment)
     known = _known(folder, task) if started else None
     if known is not None:

@@ -217,9 +217,12 @@ def plan_power(
     kappas = power * np.asarray(gains, dtype=np.float64) ** 2
     _channel(kappas.tolist(), [0.0] * len(kappas))
     check_projection(kind, 1, parameters, sparsity)
-    least, stretch, why = 1, 0.0, "all spare power is too little noise"
+    least = 1
+    stretch = 0.0
+    why = "all spare power is too little noise"
     if accounting == "paper":
-        least, stretch = smallest_jl_dimension(len(kappas), failure, distortion), 1 + distortion
+        least = smallest_jl_dimension(len(kappas), failure, distortion)
+        stretch = 1 + distortion
         why = f"below {least} dimensions no norm is kept"
     check(
         parameters >= least,
@@ -228,9 +231,11 @@ def plan_power(
         "use accounting = 'tight', which clips after the projection",
         PrivacyRefusal,
     )
-    weakest, named = float(kappas.min()), adjacency_named(adjacency)
+    weakest = float(kappas.min())
+    named = adjacency_named(adjacency)
     needed, reached = _composed(target, rounds, delta, named, weakest, stretch)
-    spare, missing = float((kappas - weakest).sum()), needed - receiver_noise  # Omega
+    spare = float((kappas - weakest).sum())
+    missing = needed - receiver_noise  # Omega
     # r*: the largest dimension with power enough for the noise that is missing
     dimension = parameters if missing <= 0 else min(parameters, int(spare / missing + 1e-9))
     if dimension < least:
@@ -244,7 +249,8 @@ def plan_power(
     zetas = _filled(kappas, max(0.0, missing) * dimension)
     arriving = receiver_noise + float(zetas @ kappas) / dimension
     loss |= {"sparsity": sparsity, "receiver_noise": receiver_noise}
-    channel, sizes = (kappas.tolist(), zetas.tolist()), (dimension, parameters, rounds)
+    channel = (kappas.tolist(), zetas.tolist())
+    sizes = (dimension, parameters, rounds)
     return PowerPlan(
         dimension=dimension,
         artificial=tuple(zetas.tolist()),
@@ -256,7 +262,8 @@ def plan_power(
 
 def _filled(kappas: np.ndarray, wanted: float) -> np.ndarray:
     """Shares zeta_i with sum zeta_i kappa_i = wanted, from the client with most to spare down."""
-    spare, zetas = kappas - kappas.min(), np.zeros_like(kappas)
+    spare = kappas - kappas.min()
+    zetas = np.zeros_like(kappas)
     left = wanted
     for i in np.argsort(-spare, kind="stable"):
         taken = min(spare[i], left)

@@ -89,7 +89,8 @@ def private_search(
             "tune": {"over": dict(over), "seeds": [1]},
         }
     )
-    options, first = study.tunable(method), int(base.get("run", {}).get("seed", 0))
+    options = study.tunable(method)
+    first = int(base.get("run", {}).get("seed", 0))
     experiments = [study.rehearsal({}, method, values, first, ()) for values in options]
     federation = experiments[0].federation(data_folder)
     once = replace(metric, every=experiments[0].rounds)

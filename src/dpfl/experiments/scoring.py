@@ -37,7 +37,8 @@ def score_of(folder: RunFolder, seed: int, metrics: Sequence[str] = ()) -> RunSc
 
     ``metrics`` are dotted names of a round's record that a study asks for.
     """
-    history, numbers = folder.read_rounds(), {}
+    history = folder.read_rounds()
+    numbers = {}
     ratios = [one.ratio for line in history if (one := line.true_noise) and one.ratio is not None]
     if ratios:
         numbers["noise_over_least"] = {"mean": statistics.mean(ratios), "largest": max(ratios)}

@@ -78,7 +78,8 @@ def compare(
             f"was given an experiment and {', '.join(given)}",
             "give an experiment, or a federation of your own",
         )
-        values, numbers = values_of(experiment), seed_list(seeds)
+        values = values_of(experiment)
+        numbers = seed_list(seeds)
         names = method_list("compare", methods)
         names = with_baselines(names) if baselines else names
         with _store("compare", values, folder, data, workers, progress) as store:
@@ -120,7 +121,8 @@ def sweep(
         workers: How many runs go on at a time, one process each.
         progress: Show a bar on stderr, if that is a terminal or a notebook.
     """
-    values, names = values_of(experiment), method_list("sweep", methods)
+    values = values_of(experiment)
+    names = method_list("sweep", methods)
     with _store("sweep", values, folder, data, workers, progress) as store:
         found = studies.sweep(values, over, names, seeds=seed_list(seeds), store=store)
         return _written(found, store, folder)
@@ -155,7 +157,8 @@ def tune(
         workers: How many runs go on at a time, one process each.
         progress: Show a bar on stderr, if that is a terminal or a notebook.
     """
-    values, names = values_of(experiment), method_list("tune", methods)
+    values = values_of(experiment)
+    names = method_list("tune", methods)
     more: Any = {"over": over, "search": search, "on": on, "seeds": seeds}
     with _store("tune", values, folder, data, workers, progress) as store:
         return _written(studies.tune(values, names, **more, store=store), store, folder)

@@ -95,7 +95,8 @@ class Sweep(TomlFile):
         A folder that holds this very study is taken again. One that holds anything else, the
         results of another study above all, is refused and left as it is.
         """
-        where, remedy = str(folder), "give another --out; runs that are kept are not repeated"
+        where = str(folder)
+        remedy = "give another --out; runs that are kept are not repeated"
         check(
             folder.is_dir() or not folder.exists(),
             where,
@@ -142,7 +143,8 @@ class Sweep(TomlFile):
 
     def experiment(self, case: Values, label: str, tuned: Values, seed: int) -> Experiment:
         """One run; a tuned field that the method does not have is left out."""
-        name, own = self.method(label), self.methods[label]
+        name = self.method(label)
+        own = self.methods[label]
         known = find(name).settings
         fields = {field: value for field, value in tuned.items() if not _foreign(field, known)}
         fields |= {f"method.{key}": value for key, value in own.items() if key != "name"}

@@ -160,7 +160,8 @@ def _search_row(cell: CellResult) -> list[str]:
     shown = [one.words.number(one.validation) for one in tried]
     own = [text for one, text in zip(tried, shown, strict=True) if one.values == cell.chosen]
     less_is_worse = not tried or tried[0].higher_is_better
-    best, worst = own[0] if own else "-", shown[0 if less_is_worse else -1] if shown else "-"
+    best = own[0] if own else "-"
+    worst = shown[0 if less_is_worse else -1] if shown else "-"
     return [cell.label, _settings(cell.chosen) or "-", best, worst, str(len(shown))]
 
 

@@ -173,9 +173,12 @@ def _try(going: Sequence[_Candidate], share: float, store: RunStore) -> None:
     ended = iter(store.run(stage, tasks))
     for one in going:
         own = [next(ended) for _ in one.tasks]
-        one.value, first = statistics.mean(end.scores.value for end in own), own[0].scores
-        one.metric, one.sign = first.metric, 1 if first.higher_is_better else -1
-        one.rounds, one.stage = own[0].rounds, share
+        one.value = statistics.mean(end.scores.value for end in own)
+        first = own[0].scores
+        one.metric = first.metric
+        one.sign = 1 if first.higher_is_better else -1
+        one.rounds = own[0].rounds
+        one.stage = share
 
 
 def _better_half(candidates: Sequence[_Candidate]) -> list[_Candidate]:

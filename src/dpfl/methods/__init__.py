@@ -104,7 +104,8 @@ def _loaded(entry: EntryPoint) -> list[Method]:
         found = _declared(entry.load())
         problem = "it declares no method: use dpfl.strategy.method.method"
     except Exception as error:
-        found, problem = [], f"{type(error).__name__}: {error}"
+        found = []
+        problem = f"{type(error).__name__}: {error}"
     if not found:
         said = f"method '{entry.name}' of {entry.value} is left out: {problem}"
         warnings.warn(said, stacklevel=2)

@@ -87,7 +87,8 @@ class PersonalHead(Personal):
         self, shared: Tensor, before: Tensor, after: Tensor, layout: Layout
     ) -> tuple[Tensor, Tensor]:
         """The body is shared, the head is kept; what is no number is not."""
-        head, common = after[layout.head], after.clone()
+        head = after[layout.head]
+        common = after.clone()
         common[layout.head] = shared[layout.head]
         return common, torch.where(torch.isfinite(head), head, before[layout.head]).clone()
 
@@ -102,7 +103,8 @@ class SharedBody(Denoiser):
 
     def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Return the update that leads there."""
-        model, head = aggregate.model + aggregate.vector, aggregate.layout.head
+        model = aggregate.model + aggregate.vector
+        head = aggregate.layout.head
         model[head] = aggregate.model[head]
         for block in aggregate.layout if self.linear_representation else ():
             if len(block.shape) != 2 or block.start >= head.start:

@@ -116,13 +116,15 @@ class RandomProjection(Stage):
 
     def client_rows(self, rows: Tensor, shared: Shared) -> Tensor:
         """Project all clients with one matrix."""
-        seed, how = PublicSeed.from_tensor(shared["seed"]), (self.projection, self.sparsity)
+        seed = PublicSeed.from_tensor(shared["seed"])
+        how = (self.projection, self.sparsity)
         projected = projections.project(rows, seed, self.dimension, *how)
         return clipping.clip(projected, self.clip) if self.clip_after else projected
 
     def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
         """Project the sum back to the length of the model."""
-        seed, how = PublicSeed.from_tensor(shared["seed"]), (self.projection, self.sparsity)
+        seed = PublicSeed.from_tensor(shared["seed"])
+        how = (self.projection, self.sparsity)
         return projections.lift(y, seed, int(shared["length"]), *how)
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:

@@ -133,7 +133,9 @@ class LowRank(Plug):
         """Smooth models in place, a row each: those of all clients, or their mean alone. Return
         what became of singular values, and how far clients are from each other.
         """
-        spectra, roughness, matrices = Metrics(), Metrics(), self.matrices(layout)
+        spectra = Metrics()
+        roughness = Metrics()
+        matrices = self.matrices(layout)
         for block in matrices:
             stack = models[:, block.slice].reshape(len(models), block.shape[0], -1).permute(2, 1, 0)
             rest, out, rows = stack.shape
@@ -149,7 +151,8 @@ class LowRank(Plug):
 
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show the singular values beside the threshold that is taken off them."""
-        title, level = "spectrum and threshold", "/threshold"
+        title = "spectrum and threshold"
+        level = "/threshold"
         values = {"/singular_values": "first slice"}
         caption = "What is below the dashed line is taken away; what is above loses as much."
         about = (title, "singular value", values, f"{caption} First slice: the sum over clients.")

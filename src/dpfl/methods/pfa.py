@@ -84,7 +84,8 @@ class PublicProjection(RowDenoiser):
 
     def _split(self) -> BudgetSplit:
         rule = self.public if isinstance(self.public, str) else tuple(self.public)
-        fraction, threshold = self.public_fraction, self.public_threshold
+        fraction = self.public_fraction
+        threshold = self.public_threshold
         return BudgetSplit(rule=rule, fraction=fraction, threshold=threshold)
 
     def resolve_terms(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
@@ -112,7 +113,8 @@ class PublicProjection(RowDenoiser):
         found = [] if "done" in state else bases(public.rows, public.weights, rows.layout, self.k)
         if not found:
             return rows.matrix, state, metrics
-        matrix, private = rows.matrix.clone(), ~public.named
+        matrix = rows.matrix.clone()
+        private = ~public.named
         mean = (public.weights.to(matrix.dtype) @ public.rows)[None]
         inside = torch.zeros_like(mean)
         for block, basis in zip(rows.layout, found, strict=True):
@@ -138,10 +140,12 @@ class PublicProjection(RowDenoiser):
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show what the projection keeps, and the spectrum that k is chosen from."""
         kept = {"private_energy_kept": "private updates", "public_energy_kept": "public updates"}
-        title, share = "energy inside the public subspace", "share of the squared norm"
+        title = "energy inside the public subspace"
+        share = "share of the squared norm"
         caption = "What a projection keeps. Noise spreads over all directions: hardly any is kept."
         energies = by_round("subspace", title, share, kept, caption)
-        title, share = "spectrum of the public updates", "singular value, share of the largest"
+        title = "spectrum of the public updates"
+        share = "singular value, share of the largest"
         caption = "Of the last round, tensor by tensor; the first k directions are kept."
         values = {"/spectrum": ""}
         return energies, spectrum("public-spectrum", title, share, values, caption, log_y=True)

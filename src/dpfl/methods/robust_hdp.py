@@ -105,8 +105,11 @@ class NoiseAwareWeights(Weights):
     def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
         """Return the weights, what is remembered of the estimates, and how the pursuit went."""
         assert isinstance(received, Rows)
-        ids, rows, metrics = received.cohort.ids, received.matrix, Metrics()
-        there, oracle = rows.ne(0).any(dim=1), self.needs_true_noise
+        ids = received.cohort.ids
+        rows = received.matrix
+        metrics = Metrics()
+        there = rows.ne(0).any(dim=1)
+        oracle = self.needs_true_noise
         names = [f"{TRUE_NOISE}{client}" if oracle else client for client in ids]
         known = all(name in state for name in names)
         check(
@@ -140,7 +143,8 @@ class NoiseAwareWeights(Weights):
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show estimates beside the noise that was really added."""
         about = ("noise-estimates", "estimated and true noise", "estimated")
-        metrics, true = {"estimated_noise": "clients"}, "true noise variance"
+        metrics = {"estimated_noise": "clients"}
+        true = "true noise variance"
         caption = "A point a client, means over rounds. Only ratios between clients matter."
         kind = FigureKind.AGAINST_TRUE_NOISE
         return (FigureSpec(kind, *about, metrics, caption, x_label=true),)

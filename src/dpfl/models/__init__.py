@@ -80,7 +80,8 @@ def make_model(
             return linear_head(public, classes)
         model = make_model(name, (public.size,), classes, seed, hidden)
         return OnFeatures(OrderedDict(features=public, model=model))
-    where, tokens = f"model '{name}'", isinstance(inputs, Tokens)
+    where = f"model '{name}'"
+    tokens = isinstance(inputs, Tokens)
     have, want = ("tokens", "numbers") if tokens else ("numbers", "tokens")
     fitting = TEXT_MODELS if tokens else MODELS
     check(

@@ -36,5 +36,7 @@ def _group_norm(layer: nn.modules.batchnorm._BatchNorm) -> nn.GroupNorm:
     most = 1 if isinstance(layer, nn.BatchNorm1d) else min(channels, MOST_GROUPS)
     groups = max(n for n in range(1, most + 1) if channels % n == 0)
     found = nn.GroupNorm(groups, channels, layer.eps, affine=False).train(layer.training)
-    found.affine, found.weight, found.bias = layer.affine, layer.weight, layer.bias
+    found.affine = layer.affine
+    found.weight = layer.weight
+    found.bias = layer.bias
     return found

@@ -57,7 +57,8 @@ class FeatureMap(nn.Module):
 
     def __init__(self, shape: Shape, inputs: Inputs = NUMBERS) -> None:
         super().__init__()
-        self.shape, self.inputs = shape, inputs
+        self.shape = shape
+        self.inputs = inputs
 
     @classmethod
     def fits(cls, shape: Shape, inputs: Inputs) -> bool:

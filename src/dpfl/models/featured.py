@@ -30,9 +30,11 @@ def with_features(federation: Federation, features: nn.Module | None) -> Federat
         for records, spans in _storages(federation.shards).values():
             make = partial(_featured, features, federation.inputs)
             made[id(records)] = records.mapped(make, spans)
-    shards, bound = {}, float(getattr(features, "bound", torch.inf))
+    shards = {}
+    bound = float(getattr(features, "bound", torch.inf))
     for client, own in federation.shards.items():
-        train, test = made[id(own.train)], made[id(own.test)]
+        train = made[id(own.train)]
+        test = made[id(own.test)]
         shards[client] = shard = replace(own, train=train, test=test)
         pairs = (own.features, shard.features), (own.test_features, shard.test_features)
         for raw, featured in pairs:

@@ -44,7 +44,8 @@ def gradient_histograms(
     down = padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]
     turn = 2 * math.pi if signed else math.pi
     angle = torch.remainder(torch.atan2(down, across), turn) * (orientations / turn)
-    length, windows = torch.hypot(across, down), []
+    length = torch.hypot(across, down)
+    windows = []
     for centre in range(orientations + 1):  # one at a time: small enough for the cache
         near = (1 - (angle - centre).abs()).clamp(min=0) * length
         windows.append(F.avg_pool2d(F.pad(near[:, None], (cell // 2,) * 4), 2 * cell, cell))
@@ -74,7 +75,8 @@ def random_filters(channels: int, count: int) -> Tensor:
     filters have mean 0, and respond to patches of the prior, scaled to norm 1, with deviation 1.
     The seed is fixed.
     """
-    generator, numbers = _SEED.child(channels).generator(), channels * _FILTER**2
+    generator = _SEED.child(channels).generator()
+    numbers = channels * _FILTER**2
     places = torch.cartesian_prod(*[torch.arange(_FILTER, dtype=torch.float64)] * 2)
     colours = torch.full((channels, channels), _CORRELATION, dtype=torch.float64)
     colours.fill_diagonal_(1.0)

@@ -163,7 +163,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, count: int, *, wraps: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count, self.wraps, self.numbers = count, wraps, 0
+        self.count = count
+        self.wraps = wraps
+        self.numbers = 0
         self.failure: Exception | None = None
         self._values: WeakKeyDictionary[_Key, Tensor] = WeakKeyDictionary()
         self._draws: dict[torch.device, torch.Generator] = {}
@@ -384,7 +386,8 @@ def plan_for(compute: Compute, tensors: Sequence[Tensor]) -> Plan:
 
     Code that cannot be is refused.
     """
-    blanks, first = [x.new_zeros(1, *x.shape[1:]) for x in tensors], None
+    blanks = [x.new_zeros(1, *x.shape[1:]) for x in tensors]
+    first = None
     with torch.random.fork_rng([x.device for x in tensors[:1] if x.is_cuda]):
         for wraps in (False, True):
             try:

@@ -132,7 +132,8 @@ def linear_head(
     ['features', 'centre', 'standardise', 'constant', 'linear']
     """
     if isinstance(features, FeatureMap):
-        size, kind = size or features.size, kind or features.kind
+        size = size or features.size
+        kind = kind or features.kind
     if size is None or kind is None:
         raise ConfigurationError(
             "linear head",

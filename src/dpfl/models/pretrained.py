@@ -30,7 +30,8 @@ def load_weights(model: nn.Module, path: Path | str, sha256: str | None = None) 
     does not have is refused, as is a file with another digest than ``sha256``. The weights must be
     public: no budget is charged for what they were made of. Returns the names.
     """
-    where, content = f"weights {path}", read_weights(Path(path))
+    where = f"weights {path}"
+    content = read_weights(Path(path))
     check(
         sha256 in (None, hashlib.sha256(content).hexdigest()),
         where,
@@ -74,7 +75,8 @@ def freeze(model: nn.Module, prefixes: Iterable[str]) -> set[str]:
     >>> sorted(freeze(model, ["0"]))
     ['0.bias', '0.weight']
     """
-    parameters, frozen = dict(model.named_parameters()), set()
+    parameters = dict(model.named_parameters())
+    frozen = set()
     for prefix in prefixes:
         names = {name for name in parameters if f"{name}.".startswith(f"{prefix}.")}
         if not names:

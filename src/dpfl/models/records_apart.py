@@ -49,7 +49,8 @@ def _apart(old: Tensor, new: Tensor) -> bool:
 
     What is small is held against its own size: a mixture must not pass because all of it is small.
     """
-    old, new = old.double(), new.double()
+    old = old.double()
+    new = new.double()
     size = float(old.nan_to_num(0.0, 0.0, 0.0).abs().max()) if old.numel() else 0.0
     return torch.allclose(old, new, rtol=1e-3, atol=min(1e-4, 1e-3 * size), equal_nan=True)
 
@@ -77,7 +78,8 @@ def try_losses(outputs: Tensor, task: Task, target_shape: tuple[int, ...]) -> No
 
 def _moved(model: nn.Module) -> dict[str, Tensor]:
     """The learned parameters moved by about a tenth: behind a layer of zeros nothing shows."""
-    generator, found = PublicSeed(1).generator(), {}
+    generator = PublicSeed(1).generator()
+    found = {}
     for name, own in trainable(model).items():
         size = float(own.detach().square().mean().sqrt()) or 1.0
         shift = 2 * torch.rand(own.shape, generator=generator) - 1
@@ -114,7 +116,8 @@ def try_records(model: nn.Module, shape: tuple[int, ...], task: Task, inputs: In
         moved = {}
     problem = "gives a record other scores when another one is in the batch"
     remedy = "let every record be computed apart (recurrent layers, attention: batch_first)"
-    scores, alone = partial(_scores, model, moved, task=task), not model.training
+    scores = partial(_scores, model, moved, task=task)
+    alone = not model.training
     pairs = _pairs(scores, records, others, alone=alone)
     most = min(_LARGE, _MOST_NUMBERS // max(1, given[0].numel(), records[0].numel()))
     if most > count:
@@ -150,7 +153,8 @@ def _pairs(
     """Scores that must agree: each record is replaced in turn, or left ``alone``."""
     before = scores(records)
     for i in range(len(records)):
-        mixed, unchanged = records.clone(), torch.arange(len(records)) != i
+        mixed = records.clone()
+        unchanged = torch.arange(len(records)) != i
         mixed[i] = others[i]
         yield before[unchanged], scores(mixed)[unchanged]
         if alone:
@@ -163,7 +167,8 @@ def _large(
     """The same in a large batch: its first half is replaced, or its last records are left
     ``alone``, since experts may have room for the first ones only.
     """
-    half, before = len(records) // 2, scores(records)
+    half = len(records) // 2
+    before = scores(records)
     yield before[half:], scores(torch.cat([others[:half], records[half:]]))[half:]
     if alone:
         yield before[-2:], scores(records[-2:])
@@ -193,7 +198,8 @@ def _scores(model: nn.Module, weights: dict[str, Tensor], records: Tensor, task:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         _seed(model)(0)
         found = task.outputs(partial(outputs_of, model, weights), records)
-    given, good = "no tensor", False
+    given = "no tensor"
+    good = False
     if isinstance(found, Tensor):
         given = f"{found.dtype} outputs of shape {tuple(found.shape[1:])}"
         table = found.is_floating_point() and found.ndim > 0 and len(found) == len(records)

@@ -112,7 +112,8 @@ class PublicRows:
     @classmethod
     def of(cls, public: Container[str], rows: Rows) -> PublicRows:
         """Take the rows of the clients in ``public``."""
-        ids, matrix = rows.cohort.ids, rows.matrix
+        ids = rows.cohort.ids
+        matrix = rows.matrix
         named = torch.tensor([client in public for client in ids], dtype=torch.bool)
         if matrix.numel():
             named &= matrix.abs().amax(dim=1) > 0

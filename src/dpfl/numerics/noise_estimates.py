@@ -56,7 +56,8 @@ def capped(weights: Tensor, largest: float) -> Tensor:
     shares = weights
     while bool((~full & (shares > largest)).any()):
         full = full | (shares > largest)
-        left, rest = 1 - largest * int(full.sum()), weights[~full]
+        left = 1 - largest * int(full.sum())
+        rest = weights[~full]
         even = torch.full_like(rest, 1 / max(len(rest), 1))
         shares = torch.full_like(weights, largest)
         shares[~full] = max(left, 0.0) * (rest / rest.sum() if float(rest.sum()) > 0 else even)

@@ -59,7 +59,8 @@ def lift(
     sparsity: float = 1.0,
 ) -> Tensor:
     """T^T y = U^T y / sqrt(r): back to d numbers."""
-    numbers, vector = len(vector), vector.to(torch.float32)
+    numbers = len(vector)
+    vector = vector.to(torch.float32)
     check_projection(kind, numbers, length, sparsity)
     if kind == "fourier":
         from scipy.fft import idct
@@ -85,7 +86,8 @@ def _blocks(
         "achlioptas": lambda rng, count: _sparse(rng, count, sparsity),
     }[kind]
     for first in range(0, numbers, at_once):
-        rows, rng = min(at_once, numbers - first), seed.child("rows", first).numpy()
+        rows = min(at_once, numbers - first)
+        rng = seed.child("rows", first).numpy()
         yield first, torch.from_numpy(draw(rng, rows * length).reshape(rows, length))
 
 
@@ -100,7 +102,8 @@ def _signs(rng: np.random.Generator, count: int) -> np.ndarray:
 def _sparse(rng: np.random.Generator, count: int, sparsity: float) -> np.ndarray:
     """+ or - sqrt(s), each with probability 1 / 2s, else 0."""
     uniform = rng.random(count, dtype=np.float32)
-    size, half = np.float32(math.sqrt(sparsity)), np.float32(0.5 / sparsity)
+    size = np.float32(math.sqrt(sparsity))
+    half = np.float32(0.5 / sparsity)
     return np.where(uniform < half, size, np.where(uniform < 2 * half, -size, np.float32(0)))
 
 

@@ -64,19 +64,24 @@ def _pursue(whole: Tensor) -> tuple[Tensor, Tensor, PursuitInfo]:
     spectral = float(torch.linalg.eigvalsh(whole.T @ whole)[-1].clamp_min(0).sqrt())
     mu = 1.25 / spectral
     dual = max(spectral, float(whole.abs().max()) / penalty)
-    x, sparse = whole * (1 + 1 / (dual * mu)), torch.zeros_like(whole)
+    x = whole * (1 + 1 / (dual * mu))
+    sparse = torch.zeros_like(whole)
     gram = x.T @ x
     at_once = max(1, _AT_ONCE // columns)
     pieces = [slice(i, i + at_once) for i in range(0, rows, at_once)]
-    converged, iterations = False, 0
+    converged = False
+    iterations = 0
     while not converged and iterations < MOST_ITERATIONS:
         iterations += 1
         threshold, rank = _thresholding(gram, 1 / mu)
-        bound, growth = penalty / mu, GROWTH if mu < 1e7 * 1.25 / spectral else 1.0
+        bound = penalty / mu
+        growth = GROWTH if mu < 1e7 * 1.25 / spectral else 1.0
         gram.zero_()
         left = moved = held = 0.0
         for piece in pieces:
-            m, s, xs = whole[piece], sparse[piece], x[piece]
+            m = whole[piece]
+            s = sparse[piece]
+            xs = x[piece]
             with_dual = xs + s  # M + Y / mu
             e = torch.addmm(with_dual, xs, threshold, alpha=-1)
             z = e.clamp(-bound, bound)
@@ -89,7 +94,8 @@ def _pursue(whole: Tensor) -> tuple[Tensor, Tensor, PursuitInfo]:
             xs.add_(z, alpha=1 / growth)
             gram.addmm_(xs.T, xs)
         mu *= growth
-        residual, change = math.sqrt(left), math.sqrt(moved / held) if held > 0 else 0.0
+        residual = math.sqrt(left)
+        change = math.sqrt(moved / held) if held > 0 else 0.0
         converged = residual <= RESIDUAL and change <= CHANGE
     info = PursuitInfo(
         iterations=iterations, converged=converged, residual=residual, change=change, rank=rank

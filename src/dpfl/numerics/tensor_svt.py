@@ -28,7 +28,8 @@ def svt_with_values(stack: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     clients = stack.shape[2]
     slices = torch.fft.rfft(stack, dim=2).permute(2, 0, 1)
     wide = slices.shape[1] < slices.shape[2]
-    smoothed, found = torch.empty_like(slices), []
+    smoothed = torch.empty_like(slices)
+    found = []
     for number, piece in enumerate(slices):
         tall = piece.mH if wide else piece
         if number == 0 or 2 * number == clients:  # their own mirror images: real
@@ -61,7 +62,8 @@ def _gram(tall: Tensor) -> Tensor:
     if not tall.is_complex():
         double = tall.to(torch.float64)
         return double.T @ double
-    real, imaginary = tall.real.to(torch.float64), tall.imag.to(torch.float64)
+    real = tall.real.to(torch.float64)
+    imaginary = tall.imag.to(torch.float64)
     both = torch.cat([real, imaginary])
     crossed = real.T @ imaginary
     return torch.complex(both.T @ both, crossed - crossed.T)
@@ -99,7 +101,8 @@ def smoothness_metrics(before: Tensor, after: Tensor) -> Metrics:
     """How far clients' models are from each other before and after smoothing; class by class where
     that makes a picture.
     """
-    old, new = smoothness(before), smoothness(after)
+    old = smoothness(before)
+    new = smoothness(after)
     found: Metrics = {"smoothness_before": float(old.mean()), "smoothness_after": float(new.mean())}
     if old.numel() <= 1000:  # a picture, class by class
         found |= {"smoothness_map_before": rounded(old), "smoothness_map_after": rounded(new)}

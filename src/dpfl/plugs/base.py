@@ -109,7 +109,8 @@ def claiming(claims: Mapping[str, Claims], *, some: bool = True) -> list[Partici
     found = []
     for client, own in sorted(claims.items()):
         if own.usable:
-            delta, kind = own.delta * (1 - SUM_DELTA), own.accountant
+            delta = own.delta * (1 - SUM_DELTA)
+            kind = own.accountant
             who = Participant(
                 examples=own.examples,
                 client_settings=ClientSettings(),

@@ -90,7 +90,8 @@ class FullGradient(DpSgd):
             numbers *= terms.population
         # A hair less than there is: filters keep a reserve of their own, and a sum costs something
         # beside its noise.
-        target, delta = target * (1 - 1e-6) - 3e-7, budget.delta * (1 - RESERVED)
+        target = target * (1 - 1e-6) - 3e-7
+        delta = budget.delta * (1 - RESERVED)
         return 1 / unsampled_multiplier(target, delta, budget.accountant, numbers)
 
     def _can_plan(self, terms: Terms, participant: Participant) -> bool:
@@ -168,7 +169,8 @@ class SharedFullGradient(FullGradient, SharedGradient):
 
     def release_noise(self, terms: Terms, participant: Participant) -> tuple[float, ...]:
         """Plan releases with the client's own budget, measurements with the common noise."""
-        own, known = super().release_noise(terms, participant), terms.release_noise
+        own = super().release_noise(terms, participant)
+        known = terms.release_noise
         common = known[: terms.measured]
         return (*common, *own[len(common) :])
 
@@ -224,7 +226,8 @@ class IndividualClips(SharedGradient):
 
     def _own_noise(self, terms: Terms, participant: Participant) -> float:
         """The least noise with which all rounds fit into the participant's own budget."""
-        batches, budget = self.batches(participant), participant.budget
+        batches = self.batches(participant)
+        budget = participant.budget
         if budget is not None:
             budget = replace(budget, delta=budget.delta * (1 - SUM_DELTA))
         participant = replace(participant, budget=budget)
@@ -235,6 +238,7 @@ class IndividualClips(SharedGradient):
 
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
         """Plan one step with the client's own clip and noise multiplier."""
-        noise, common = self._own_noise(terms, participant), terms.noise_multiplier or 1.0
+        noise = self._own_noise(terms, participant)
+        common = terms.noise_multiplier or 1.0
         own: dict[str, Any] = {"clip": common * self.clip / noise, "noise_multiplier": noise}
         return (replace(self._one_step(participant), sum_only=True, **own),)

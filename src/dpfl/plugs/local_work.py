@@ -107,7 +107,8 @@ class _OnePhase(LocalWork):
     proximal: float = 0.0
 
     def __post_init__(self) -> None:
-        where, given = type(self).__name__, self.client_settings
+        where = type(self).__name__
+        given = self.client_settings
         check_optimiser(where, vars(self))
         check(
             given.batch_size is not None and given.lr is not None,
@@ -214,7 +215,8 @@ class DpSgd(_OnePhase):
         )
         middle = statistics.median_low(claim.epsilon for claim in usable.values())
         claim = next(claim for _, claim in sorted(usable.items()) if claim.epsilon == middle)
-        budget, own = Budget(epsilon=claim.epsilon, delta=claim.delta), ClientSettings()
+        budget = Budget(epsilon=claim.epsilon, delta=claim.delta)
+        own = ClientSettings()
         median = Participant(examples=claim.examples, client_settings=own, budget=budget)
         (phase,) = self.phases(replace(terms, noise_multiplier=None), median)
         return terms.with_noise(phase.noise_multiplier)

@@ -194,7 +194,8 @@ class BinnedAuc(Measure):
         bias. Where one class has a noisy count of 0 or less, nothing is known: 0.5 ± 0.5.
         """
         no, yes = total.double().numpy().reshape(2, self.bins)
-        nos, yeses = float(no.sum()), float(yes.sum())
+        nos = float(no.sum())
+        yeses = float(yes.sum())
         if nos <= 0 or yeses <= 0:
             return Estimate(value=0.5, standard_error=0.5)
         below = np.cumsum(no) - no / 2
@@ -217,7 +218,8 @@ MEASURES: dict[str, Callable[[float | None, int], Measure]] = {
 
 
 def _given(bound: float | None) -> float:
-    problem, remedy = "a loss has no bound of its own", "give bound, a public number"
+    problem = "a loss has no bound of its own"
+    remedy = "give bound, a public number"
     if bound is None:
         raise ConfigurationError("loss", problem, remedy)
     return bound

@@ -78,7 +78,8 @@ class OverTheAir(Channel, NoiseMaker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where, honest = "over the air", self.honest
+        where = "over the air"
+        honest = self.honest
         positive(where, clip=self.clip, power=self.power)
         not_negative(where, receiver_noise=self.receiver_noise, min_gain=self.min_gain)
         not_negative(where, tolerated_dropouts=self.tolerated_dropouts)
@@ -127,17 +128,22 @@ class OverTheAir(Channel, NoiseMaker):
         Counted are the receiver's noise (unless ``honest`` is ``"own"``) and the artificial noise
         of the clients assumed honest, the weakest ones, less the dropouts that are tolerated.
         """
-        kappas, needed = sorted(strengths), self.planned_noise**2
-        weakest, counted = kappas[0], kappas[: self.counted_clients(len(kappas), self.honest)]
+        kappas = sorted(strengths)
+        needed = self.planned_noise**2
+        weakest = kappas[0]
+        counted = kappas[: self.counted_clients(len(kappas), self.honest)]
         receiver = 0.0 if self.honest == "own" else self.receiver_noise
         spare = math.fsum(k - weakest for k in counted) / numbers
         if receiver >= needed * weakest:
-            signal, level = weakest, 0.0
+            signal = weakest
+            level = 0.0
         elif receiver + spare >= needed * weakest and spare > 0:
-            signal, level = weakest, (needed * weakest - receiver) / spare
+            signal = weakest
+            level = (needed * weakest - receiver) / spare
         else:
             heard = receiver + math.fsum(counted) / numbers
-            signal, level = heard / (needed + len(counted) / numbers), 1.0
+            signal = heard / (needed + len(counted) / numbers)
+            level = 1.0
         signal = signal * _SLACK
         noise = self.receiver_noise + level * math.fsum(k - signal for k in kappas) / numbers
         return Split(signal, min(level, 1.0), noise)
@@ -151,7 +157,8 @@ class OverTheAir(Channel, NoiseMaker):
         """Tell everyone the round's gains and power."""
         if not len(cohort):
             return {}
-        numbers, kappas = int(state["numbers"]), self.strengths(cohort.ids, seed)
+        numbers = int(state["numbers"])
+        kappas = self.strengths(cohort.ids, seed)
         weakest = math.sqrt(min(kappas) / self.power)
         power = [*self.split_power(kappas, numbers), weakest, numbers]
         return {"seed": seed.to_tensor(), "power": torch.tensor(power, dtype=torch.float64)}
@@ -160,7 +167,8 @@ class OverTheAir(Channel, NoiseMaker):
 
     def send(self, message: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
         """Scale the message to the common strength; spare power goes into noise in the air."""
-        length, planned = message.numel(), int(shared["power"][4])
+        length = message.numel()
+        planned = int(shared["power"][4])
         check(
             length == planned,
             "over the air",
@@ -180,7 +188,8 @@ class OverTheAir(Channel, NoiseMaker):
         self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng
     ) -> dict[str, Tensor] | Summed:
         """What the receiver hears, over the strength at which one message arrives."""
-        ids, gains = tuple(sorted(messages)), PublicSeed.from_tensor(shared["seed"])
+        ids = tuple(sorted(messages))
+        gains = PublicSeed.from_tensor(shared["seed"])
         heard = torch.zeros_like(messages[ids[0]], dtype=torch.float64)
         variance = self.receiver_noise
         for client in ids:
@@ -216,7 +225,9 @@ class OverTheAir(Channel, NoiseMaker):
         split = self.split_power(kappas, numbers)
         own = [split.level * (k - split.signal) / numbers for k in kappas]
         receiver = 0.0 if honest == "own" else self.receiver_noise
-        others, ordered, found = self.counted_clients(len(ids), honest) - 1, sorted(own), []
+        others = self.counted_clients(len(ids), honest) - 1
+        ordered = sorted(own)
+        found = []
         for value in own:
             rest = ordered.copy()
             rest.remove(value)
@@ -240,7 +251,8 @@ class OverTheAir(Channel, NoiseMaker):
 
     def noise_in_sum(self, ids: tuple[str, ...], terms: Terms, seed: PublicSeed) -> float | None:
         """Return the noise over one client's signal, averaged over the first rounds."""
-        numbers, rounds = self.numbers or terms.parameters, min(terms.rounds, _FORECAST_ROUNDS)
+        numbers = self.numbers or terms.parameters
+        rounds = min(terms.rounds, _FORECAST_ROUNDS)
         strengths = [self.strengths(*heard) for heard in self._rounds(ids, rounds, seed)]
         splits = [self.split_power(kappas, numbers) for kappas in strengths]
         total = sum(split.noise / split.signal for split in splits)
@@ -250,7 +262,8 @@ class OverTheAir(Channel, NoiseMaker):
         self, ids: tuple[str, ...], terms: Terms, layout: Layout, seed: PublicSeed
     ) -> dict[str, list[float]]:
         """Sum 1 / z^2 over this run's own channel, which Gaussians compose to exactly."""
-        assumed, numbers = dict(_ASSUMED), self.numbers or layout.size
+        assumed = dict(_ASSUMED)
+        numbers = self.numbers or layout.size
         if self.honest not in assumed.values():
             assumed[f"{100 * float(self.honest):g} % of the others are"] = self.honest
         losses = {name: dict.fromkeys(ids, 0.0) for name in assumed}

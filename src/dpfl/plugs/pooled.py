@@ -83,7 +83,8 @@ class PooledDpSgd(DpSgd):
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
         """Plan one phase for this participant's records, with the rate of its own budget."""
         budget, epsilon = self._target(terms, participant)
-        size, kept = self._size(terms), {"clip": self.clip, "clipping": self.clipping}
+        size = self._size(terms)
+        kept = {"clip": self.clip, "clipping": self.clipping}
         rate = self._rate(replace(budget, epsilon=epsilon), terms)
         anybody = replace(participant, client_settings=ClientSettings())
         phase = replace(
@@ -101,13 +102,15 @@ class PooledDpSgd(DpSgd):
 
     def _steps(self, terms: Terms) -> int:
         """How many steps a round has: as many as a client with the mean number of records takes."""
-        whole, mean = self.client_settings, math.ceil(max(1, terms.records) / terms.population)
+        whole = self.client_settings
+        mean = math.ceil(max(1, terms.records) / terms.population)
         an_epoch = steps_per_epoch(mean, whole.batch_size or 1)
         return whole.local_steps or (whole.local_epochs or 0) * an_epoch
 
     def _rate(self, budget: Budget | Claims, terms: Terms, rough: bool = False) -> float:
         """The largest rate with which all planned steps stay within a budget, or one near it."""
-        parts, numbers = _parts(self._size(terms)), terms.parameters
+        parts = _parts(self._size(terms))
+        numbers = terms.parameters
         return largest_rate(
             budget.epsilon,
             budget.delta,

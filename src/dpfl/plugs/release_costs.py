@@ -31,7 +31,8 @@ def release_noise(
     One unsampled release with the whole budget would need the multiplier z; a share s gets z /
     sqrt(s), so that the shares of several releases add up to what the budget allows.
     """
-    found, kind = [], budget.accountant
+    found = []
+    kind = budget.accountant
     # Adding up in double precision, and rounding onto the grid, widen the bound a little.
     summation = release_exposure(1.0, 0, examples).bound - 1
     for part, numbers in shares:
@@ -71,7 +72,9 @@ def calibrate_rounds(
     terms: Terms, plan: Event, epsilon: float, budget: Budget, examples: int
 ) -> float:
     """The smallest multiplier of the ladder with which planned steps fit beside the releases."""
-    shares, delta, kind = terms.releases, budget.delta, budget.accountant
+    shares = terms.releases
+    delta = budget.delta
+    kind = budget.accountant
     if not shares:
         steps = (plan.sampling_rate, plan.steps)
         return _calibrate(epsilon, delta, *steps, accountant=kind, numbers=plan.numbers)

@@ -97,7 +97,8 @@ class KrumWeights(Weights, _Tolerant):
 
 def krum_weights(rows: Tensor, byzantine: int, selected: int = 1) -> Tensor:
     """The weights of :class:`KrumWeights` for rows (n, p)."""
-    wide, count = rows.to(torch.float64), len(rows)
+    wide = rows.to(torch.float64)
+    count = len(rows)
     if count < 2:
         return torch.ones(count)
     exact = "donot_use_mm_for_euclid_dist"
@@ -150,11 +151,13 @@ def geometric_median_weights(rows: Tensor, smoothing: float = 1e-6) -> Tensor:
     tensor([0.5000, 0.5000, 0.0000])
     """
     wide = rows.to(torch.float64)
-    weights, middle = torch.zeros(len(rows), dtype=torch.float64), trimmed_mean(wide, len(wide))
+    weights = torch.zeros(len(rows), dtype=torch.float64)
+    middle = trimmed_mean(wide, len(wide))
     for _ in range(_MOST_STEPS):
         distances = torch.linalg.vector_norm(wide - middle, dim=1)
         inverse = 1 / distances.clamp_min(smoothing)
-        before, weights = weights, inverse / inverse.sum()
+        before = weights
+        weights = inverse / inverse.sum()
         middle = weights @ wide
         if float((weights - before).abs().max()) <= _STILL:
             break

@@ -143,13 +143,16 @@ class RatedBatches(PoissonBatches):
 
     def draw(self, rng: SecretRng, steps: int) -> Draw:
         """Draw the records of every step, owner by owner."""
-        records, places, first = [], [], 0
+        records = []
+        places = []
+        first = 0
         sizes = np.zeros(steps, np.int64)
         for owner, (count, rate) in enumerate(self.rates):
             found, own = _poisson(rng.child("owner", owner), steps, count, rate)
             records.append(found + first)
             places.append(np.repeat(np.arange(steps), own))
-            sizes, first = sizes + own, first + count
+            sizes = sizes + own
+            first = first + count
         order = np.argsort(np.concatenate(places), kind="stable")
         return Draw(torch.from_numpy(np.concatenate(records)[order]), torch.from_numpy(sizes))
 
@@ -158,7 +161,8 @@ def _poisson(
     rng: SecretRng, steps: int, examples: int, rate: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Records of every step, one step after the other, and how many there are in each."""
-    records, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    records = [np.zeros(0, np.int64)]
+    sizes = [np.zeros(0, np.int64)]
     at_once = max(1, _CHUNK // examples)
     for first in range(0, steps, at_once):
         count = min(at_once, steps - first)

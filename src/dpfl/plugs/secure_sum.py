@@ -90,7 +90,8 @@ class SecureSum(Channel):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What a promise against the server rests on, in words, where clients share noise."""
-        missing, shares = self.tolerated_dropouts, self.tolerated_dropouts + self.colluders
+        missing = self.tolerated_dropouts
+        shares = self.tolerated_dropouts + self.colluders
         sent = f"all drawn clients but {missing}" if missing else "all drawn clients"
         return (
             self.hides,

@@ -120,7 +120,8 @@ class SharedGradient(DpSgd):
 
     def plan_sum(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
         """Plan the least noise in the sum with which every claim is kept for all rounds."""
-        terms, levels = super().plan_sum(terms, claims), []
+        terms = super().plan_sum(terms, claims)
+        levels = []
         for who in claiming(claims):
             phase = self._one_step(who)
             batches = self.batches(who)
@@ -153,7 +154,8 @@ class SharedGradient(DpSgd):
         if not phases:
             return Exposure(unit=self.unit, numbers=parameters)
         (phase,) = phases
-        whole, clip = phase.noise_multiplier, phase.clip or 0.0
+        whole = phase.noise_multiplier
+        clip = phase.clip or 0.0
         batches = PoissonBatches(examples, phase.batch_size)
         return Exposure(
             unit=self.unit,

@@ -51,7 +51,8 @@ class LearningRate:
 
     def at(self, round_: int) -> float:
         """The learning rate of a round, counted from 0."""
-        t, done = round_ + 1, min(1.0, round_ / (self.rounds or 1))
+        t = round_ + 1
+        done = min(1.0, round_ / (self.rounds or 1))
         rates = {
             "constant": self.rate,
             "exponential": self.rate * self.factor**round_,
@@ -110,7 +111,8 @@ class ServerSgd(Step):
 
     def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Move along the aggregate, or along its momentum."""
-        direction, lr = aggregate.vector, self.lr.at(aggregate.round)
+        direction = aggregate.vector
+        lr = self.lr.at(aggregate.round)
         if self.momentum:
             buffer = self.momentum * state["buffer"] + aggregate.vector
             state = {**state, "buffer": buffer}

@@ -36,15 +36,19 @@ def step_responses(phase: Phase) -> tuple[list[float], float]:
     >>> step_responses(phase)
     ([1.0, 1.5, 1.75], 1.0)
     """
-    pull, lr = phase.weight_decay + phase.proximal, phase.lr
+    pull = phase.weight_decay + phase.proximal
+    lr = phase.lr
     if not (phase.momentum or pull):
         return [1.0] * phase.steps, 1.0
-    responses, w, m = [], 1.0, 1.0
+    responses = []
+    w = 1.0
+    m = 1.0
     for _ in range(phase.steps):
         responses.append(w)
         m = phase.momentum * m - pull * lr * w
         w += m
-    kept, m = 1.0, 0.0
+    kept = 1.0
+    m = 0.0
     for _ in range(phase.steps):  # the start has changed as well, so only weight decay pulls at it
         m = phase.momentum * m + phase.weight_decay * kept + phase.proximal * (kept - 1)
         kept -= lr * m

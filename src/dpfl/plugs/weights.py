@@ -209,7 +209,8 @@ def own_weight(weights: Sequence[tuple[str, float]], client: str) -> float:
 
 def checked(rule: Weights, found: Tensor, clients: int) -> Tensor:
     """Return the weights that a rule found, or refuse those that break its laws."""
-    where, total = f"weights {type(rule).__name__}", float(found.sum())
+    where = f"weights {type(rule).__name__}"
+    total = float(found.sum())
     check(
         found.shape == (clients,) and bool((torch.isfinite(found) & (found >= 0)).all()),
         where,

@@ -125,11 +125,13 @@ def spend(
     """
     events = merged(event for event in history if event.sampling_rate > 0)
     check_question(events, delta, adjacency, accountant)
-    name, value = accountant or "pld", 0.0
+    name = accountant or "pld"
+    value = 0.0
     label = name.upper()
     left = delta - math.fsum(event.failure * event.steps for event in events)
     if any(event.noise_multiplier < SMALLEST_NOISE for event in events) or left < SMALLEST_DELTA:
-        value, label = math.inf, "none: not private"
+        value = math.inf
+        label = "none: not private"
     elif events:
         numbers = sum(event.numbers * event.steps for event in events)
         ideal = merged(replace(event, failure=0.0, numbers=0) for event in events)
@@ -179,7 +181,8 @@ def _with_sampler(
     value = curve(left)
     if numbers == 0 or not math.isfinite(value):
         return value
-    needed, most = sampler_delta(numbers, value + SAMPLER_EPSILON), LARGEST_SAMPLER_SHARE * delta
+    needed = sampler_delta(numbers, value + SAMPLER_EPSILON)
+    most = LARGEST_SAMPLER_SHARE * delta
     # A quarter more than at this epsilon: room for the rise that leaving it causes
     room = min(1.25 * needed, most)
     if needed > most or room > left / 2:

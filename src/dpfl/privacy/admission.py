@@ -81,7 +81,8 @@ class OpenPlans:
         A plan of a population is used by what is charged to the population, and by each member for
         itself.
         """
-        account, digest = charge.account, written(charge.cost)[0]
+        account = charge.account
+        digest = written(charge.cost)[0]
         plans = self.plans.get((account, charge.observer))
         for owner, cost, releases in plans or ():
             allowed = releases if charge.cost == cost.of_round else 0
@@ -153,7 +154,9 @@ class Admission(LedgerReader):
         The answer is "" if no plan has such a release left or a budget does not admit it, and None
         if there is no plan at all.
         """
-        run, round_, before = open_plans.run, open_plans.round, open_plans.before
+        run = open_plans.run
+        round_ = open_plans.round
+        before = open_plans.before
         owner = open_plans.owner(charge)
         if not owner:
             return owner

@@ -20,7 +20,9 @@ def most_releases(epsilon_of: Callable[[int], float], limit: float, most: int) -
     points = [(most, epsilon_of(most))]
     if points[0][1] <= limit:
         return most
-    fits, fails, turns = 0, most, 0
+    fits = 0
+    fails = most
+    turns = 0
     while fails - fits > 1:
         turns += 1
         # Whatever the curve looks like, the bracket halves now and then.
@@ -52,7 +54,8 @@ def _on_the_power(points: Sequence[tuple[int, float]], limit: float) -> int:
         return 2 * count
     if not math.isfinite(value):
         return count // 2
-    power, other = 0.5, points[0]
+    power = 0.5
+    other = points[0]
     if other[0] != count and 0 < other[1] < math.inf:
         power = (math.log(value) - math.log(other[1])) / (math.log(count) - math.log(other[0]))
     growth = (math.log(limit) - math.log(value)) / min(max(power, 0.05), 2.0)

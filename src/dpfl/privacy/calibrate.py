@@ -186,8 +186,10 @@ def _descend(fine: Callable[[int], float], index: int, target: float) -> int:
 
 def search_rungs(bound: Callable[[int], float], target: float, guess: int) -> int:
     """The smallest rung at which a falling bound meets the target, by secants on log epsilon."""
-    low, high = _FIRST - 1, _LAST + 1  # too little noise; enough, or more than there is
-    index, slope = min(max(guess, _FIRST), _LAST), -1.2 * math.log(LADDER)
+    low = _FIRST - 1
+    high = _LAST + 1  # too little noise; enough, or more than there is
+    index = min(max(guess, _FIRST), _LAST)
+    slope = -1.2 * math.log(LADDER)
     last: tuple[int, float] | None = None
     while True:
         value = bound(index)

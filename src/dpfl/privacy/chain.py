@@ -128,7 +128,8 @@ def verify_chain(
     rows[0]["meta"] = connection.execute("SELECT key, value FROM meta").fetchall()
     head = Head(-1, "")
     for number, digest in connection.execute("SELECT number, digest FROM chain ORDER BY number"):
-        expected, intact = head.number + 1, False
+        expected = head.number + 1
+        intact = False
         require(number == expected, name, f"entry {expected} of its hash chain is missing")
         own = rows.pop(number, {})
         with suppress(TypeError, ValueError):  # values of a kind that no writer of ours leaves

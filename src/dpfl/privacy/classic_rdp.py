@@ -72,7 +72,8 @@ def _without_replacement(noise: float, rate: float, order: float) -> float:
     for j in range(2, alpha + 1):
         bound = math.log(2) + j * (j - 1) / (2 * noise**2)
         if j <= _TIGHT_TERMS:
-            even, odd = _alternating(2 * (j // 2), noise), _alternating(2 * ((j + 1) // 2), noise)
+            even = _alternating(2 * (j // 2), noise)
+            odd = _alternating(2 * ((j + 1) // 2), noise)
             if even > 0 and odd > 0:
                 bound = min(bound, math.log(4) + (math.log(even) + math.log(odd)) / 2)
         choose = math.lgamma(alpha + 1) - math.lgamma(j + 1) - math.lgamma(alpha - j + 1)

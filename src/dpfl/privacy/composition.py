@@ -85,7 +85,8 @@ class Curve:
         The sums are relative to exp(log_moment - tilt * dot), which keeps them in range.
         """
         dots = self.aim.interval * (self.first + np.arange(len(self.masses), dtype=np.float64))
-        upper, lower = self._above(self.aim.tilt), self._above(self.aim.tilt + 1)
+        upper = self._above(self.aim.tilt)
+        lower = self._above(self.aim.tilt + 1)
         with np.errstate(divide="ignore"):
             excess = np.log(np.maximum(upper - lower, 0.0)) - self.aim.tilt * dots
         return dots, upper, lower, excess
@@ -131,11 +132,13 @@ def _reaching(
 ) -> Curve:
     """Return a curve that reaches down to epsilon at ``delta``; below ``known`` none matters."""
     compose = partial(composed, plan, delta, reverse=reverse, known=known)
-    curve, low = compose(accuracy), None
+    curve = compose(accuracy)
+    low = None
     found = curve.epsilon(delta)
     # Few steps: epsilon may be far below what its moments suggest
     if found is None or found < curve.aim.low:
-        curve, low = compose(accuracy, low=0.0), 0.0
+        curve = compose(accuracy, low=0.0)
+        low = 0.0
         found = curve.epsilon(delta)
     if found is not None and known < found < 0.6 * curve.aim.scale:
         curve = compose(accuracy * (found / curve.aim.scale), low=low)
@@ -154,7 +157,8 @@ def composed(
     """Compose one direction to a curve on a stretch of losses around epsilon at ``delta``."""
     aim = _aim(plan, delta, accuracy, reverse, known, low)
     total = tail = infinite = 0.0
-    highest, steps = 0, []
+    highest = 0
+    steps = []
     for step in plan:
         losses = one_step(step, aim.interval, aim.tail, reverse=reverse)
         tail += step.steps * losses.tilted(aim.far)[0]
@@ -196,7 +200,8 @@ def _aim(
     # Epsilon by the conversion from Renyi divergences, minimal near the saddle point
     bounds = (moments - math.log(delta) - np.log1p(_TILTS)) / _TILTS - np.log1p(1 / _TILTS)
     best = int(np.argmin(bounds[:-1]))
-    tilt, guess = float(_TILTS[best]), float(bounds[best])
+    tilt = float(_TILTS[best])
+    guess = float(bounds[best])
     low = max(guess - 4 / tilt, 0.0) if low is None else low
     scale = min(max(guess, known, 0.3 / tilt), 3.0)
     wanted = -math.log(_NEGLIGIBLE * delta)
@@ -219,9 +224,11 @@ def _log_moments(step: Step, tail: float, *, reverse: bool) -> Floats:
     nodes = -float(ndtri(tail)) * _NODES
     normal = np.exp(-(nodes**2) / 2)
     normal /= normal.sum()
-    base, moved = loss_at(nodes, step), loss_at(nodes + 1 / step.std, step)
+    base = loss_at(nodes, step)
+    moved = loss_at(nodes + 1 / step.std, step)
     if step.pair == "sampled" and reverse:
-        losses, weights = -base, normal
+        losses = -base
+        weights = normal
     else:
         losses = np.concatenate([base, moved])
         weights = np.concatenate([(1 - step.rate) * normal, step.rate * normal])

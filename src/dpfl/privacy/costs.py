@@ -65,7 +65,8 @@ class PrivacyCost:
                 tuple(map(Event.from_dict, history))
                 for history in (body["events"], *body.get("before", ()))
             )
-            unit, adjacency = Unit(body["unit"]), Adjacency(body["adjacency"])
+            unit = Unit(body["unit"])
+            adjacency = Adjacency(body["adjacency"])
             return cls(unit=unit, adjacency=adjacency, events=events, before=tuple(before))
         except (ValueError, KeyError, TypeError, AttributeError, ConfigurationError) as error:
             raise LedgerError(

@@ -122,7 +122,8 @@ class Exposure:
         if self.bound == 0:
             return ()  # nothing of the unit is in it
         if self.sampling != "none":
-            sampling, sampling_rate = self.sampling, self.sampling_rate
+            sampling = self.sampling
+            sampling_rate = self.sampling_rate
         event = Event(
             noise_multiplier=self.noise / self.bound if self.finite else 0.0,
             sampling=sampling,

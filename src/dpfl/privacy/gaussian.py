@@ -49,7 +49,8 @@ def _edge(below: Callable[[float], bool], high: float) -> tuple[float, float]:
     """The last value found below an edge and the first found above it, 1e-13 apart (relative)."""
     low = 0.0
     while below(high):
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     for _ in range(200):
         if high - low <= 1e-13 * high:
             break

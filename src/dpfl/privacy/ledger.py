@@ -85,7 +85,8 @@ class Ledger(Admission):
         with self._transaction() as entry:
             new: list[Row] = []
             for account, budget in budgets.items():
-                against, per = budget.observer or observer, budget.unit or unit
+                against = budget.observer or observer
+                per = budget.unit or unit
                 own = Budget(epsilon=budget.epsilon, delta=budget.delta, unit=per, observer=against)
                 known = self.budget_of(account)
                 before, asked = (_BUDGET.format(**vars(one)) for one in (known or own, own))
@@ -175,7 +176,8 @@ class Ledger(Admission):
 
     def _refuse_another_unit(self, plan: PrivacyPlan) -> None:
         """An account is charged per record or per person, never both: the two do not add up."""
-        unit, account = plan.cost.unit, plan.account
+        unit = plan.cost.unit
+        account = plan.account
         if not unit.of_data:
             return
         rows = self._rows(
@@ -253,10 +255,12 @@ class Ledger(Admission):
 
         ``paid`` are cost and draw of what was charged for this round before.
         """
-        run, round_ = open_plans.run, open_plans.round
+        run = open_plans.run
+        round_ = open_plans.round
         rows: list[Row] = []
         for charge in charges:
-            account, observer = charge.account, charge.observer
+            account = charge.account
+            observer = charge.observer
             digest = written(charge.cost)[0]
             if (account, observer) in paid:
                 # What is drawn anew has no token, and is never the charge that is there.

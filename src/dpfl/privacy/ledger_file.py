@@ -51,7 +51,8 @@ class LedgerFile:
         studies (see :mod:`dpfl.privacy.filters`), fixed for the ledger's life. The path
         ``:memory:`` is for simulations only.
         """
-        name, remedy = str(path), "open or restore it, or name another file"
+        name = str(path)
+        remedy = "open or restore it, or name another file"
         if name == ":memory:":
             return cls(_connect(name, "rwc"), name)._set_up(identity, filter)
         require(Path(name).parent.is_dir(), name, "is in no folder that exists", "make the folder")
@@ -98,7 +99,8 @@ class LedgerFile:
         missing head file anew: only a person can know that no newer copy of the ledger exists. A
         head file that is there is never replaced.
         """
-        name, remedy = str(path), "check the path, or restore it: no run goes on without its ledger"
+        name = str(path)
+        remedy = "check the path, or restore it: no run goes on without its ledger"
         require(Path(name).is_file(), name, "there is no ledger", remedy)
         # The head is read before the ledger: what others write since puts the ledger ahead.
         if (noted := chain.read_head(name)) is None:
@@ -122,7 +124,8 @@ class LedgerFile:
         found = self._rows("PRAGMA integrity_check")[0][0]
         require(found == "ok", self._name, f"is damaged ({found})")
         meta = dict(self._rows("SELECT key, value FROM meta"))
-        owner, found = meta.get("identity"), meta.get("format")
+        owner = meta.get("identity")
+        found = meta.get("format")
         problem = f"belongs to another run or site: to '{owner}', not to '{identity}'"
         remedy = "put back the ledger, or the name, that this one was started with"
         self._require(identity in (None, owner), problem, remedy)

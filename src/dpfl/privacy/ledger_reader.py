@@ -121,7 +121,8 @@ class LedgerReader(LedgerFile):
         computed afresh.
         """
         with self.snapshot():
-            budget, found = self.budget_of(account), []
+            budget = self.budget_of(account)
+            found = []
             unit = budget.unit if budget else None
             for observer in Observer:
                 plans = self.committed(account, observer)
@@ -129,9 +130,11 @@ class LedgerReader(LedgerFile):
                 costs = [one.cost for one in self.portions(own)]
                 for plan in own:
                     delta = budget.delta if budget and plan.delta is None else plan.delta
-                    portions, epsilon = self.portions([plan]), math.inf
+                    portions = self.portions([plan])
+                    epsilon = math.inf
                     if speak_of(costs, unit) and (delta or not portions):
-                        at, adjacency = delta or 1.0, adjacency_of(costs, unit)
+                        at = delta or 1.0
+                        adjacency = adjacency_of(costs, unit)
                         epsilon = self.rule.spent(portions, at, adjacency).epsilon
                     found.append(PricedPlan(**vars(plan), epsilon=epsilon, priced_at=delta))
         return found

@@ -72,7 +72,8 @@ class Losses:
 @np.errstate(divide="ignore")
 def loss_at(t: Floats, step: Step) -> Floats:
     """The loss at t standard deviations of the noise."""
-    none, drawn = np.log1p(-step.rate), math.log(step.rate)
+    none = np.log1p(-step.rate)
+    drawn = math.log(step.rate)
     shift = 1 / step.std
     up: Floats = np.logaddexp(none, drawn + shift * (t - shift / 2))
     if step.pair != "replaced":
@@ -83,9 +84,11 @@ def loss_at(t: Floats, step: Step) -> Floats:
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def _where(losses: Floats, step: Step) -> Floats:
     """The inverse of ``loss_at``, minus infinity below the smallest loss."""
-    rate, shift = step.rate, 1 / step.std
+    rate = step.rate
+    shift = 1 / step.std
     if step.pair == "replaced":
-        half, log_odds = losses / 2, math.log1p(-rate) - math.log(rate)
+        half = losses / 2
+        log_odds = math.log1p(-rate) - math.log(rate)
         y = half + np.log(-np.expm1(-losses) / 2) + shift**2 / 2 + log_odds
         return (half + np.logaddexp(y, np.logaddexp(0.0, 2 * y) / 2)) / shift
     small = np.log1p(np.maximum(np.expm1(np.minimum(losses, 40.0)) / rate, -1.0))
@@ -116,9 +119,11 @@ def one_step(step: Step, interval: float, tail: float, *, reverse: bool = False)
     last = math.ceil(largest / interval)
     first = math.floor(smallest / interval) if step.pair == "sampled" else 0
     t = _where(interval * np.arange(first, last + 1, dtype=np.float64), step)
-    ends, shift = np.concatenate([[-np.inf], t, [np.inf]]), 1 / step.std
+    ends = np.concatenate([[-np.inf], t, [np.inf]])
+    shift = 1 / step.std
     base = _between(ends)
-    upper, lower = (1 - step.rate) * base + step.rate * _between(ends - shift), base
+    upper = (1 - step.rate) * base + step.rate * _between(ends - shift)
+    lower = base
     if step.pair == "replaced":
         lower = (1 - step.rate) * base + step.rate * _between(ends + shift)
     if step.pair == "sampled":

@@ -51,7 +51,8 @@ def group_epsilon(history: Iterable[Event], k: int, delta: float, *, adjacency: 
     >>> [round(group_epsilon(plan, k, 1e-5, adjacency=Adjacency.ZERO_OUT), 2) for k in (1, 2, 4)]
     [0.82, 1.76, 3.85]
     """
-    k, events = whole_number("group", "k", k), merged(history)
+    k = whole_number("group", "k", k)
+    events = merged(history)
     check_question(events, delta, adjacency, None)
     if k == 1:
         return spend(events, delta, adjacency=adjacency).epsilon
@@ -83,7 +84,8 @@ def _by_definition(single: Callable[[float], float], k: int, delta: float) -> fl
 
     if not fits(SMALLEST_DELTA):
         return math.inf
-    low, high = math.log(SMALLEST_DELTA), math.log(delta)
+    low = math.log(SMALLEST_DELTA)
+    high = math.log(delta)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if fits(math.exp(middle)) else (low, middle)
@@ -148,7 +150,8 @@ def epsilon_curve(
     >>> [(delta, round(epsilon, 2)) for delta, epsilon in curve]
     [(1e-06, 2.25), (0.001, 1.35)]
     """
-    rising, events = sorted(deltas), merged(history)
+    rising = sorted(deltas)
+    events = merged(history)
     epsilons = (spend(events, delta, adjacency=adjacency).epsilon for delta in rising)
     # What holds at a smaller delta holds at a larger one.
     return list(zip(rising, itertools.accumulate(epsilons, min), strict=True))
@@ -171,7 +174,8 @@ def trade_off_curve(
     >>> [(a, round(b, 4)) for a, b in curve]
     [(0.05, 0.7405), (0.5, 0.1587)]
     """
-    rates, events = sorted(points), merged(history)
+    rates = sorted(points)
+    events = merged(history)
     check(
         all(0 <= rate <= 1 for rate in rates),
         "trade-off",
@@ -200,7 +204,8 @@ def _tangents(events: Sequence[Event], adjacency: Adjacency, rates: Sequence[flo
 
     factor = 2.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
     terms = (event.steps / event.noise_multiplier**2 for event in events)
-    mu, failure = factor * math.sqrt(math.fsum(terms)), sum(e.failure * e.steps for e in events)
+    mu = factor * math.sqrt(math.fsum(terms))
+    failure = sum(e.failure * e.steps for e in events)
     inside = [float(ndtri(1 - rate)) for rate in rates if 0 < rate < 1]
     slopes = [abs(mu * place - mu**2 / 2) for place in inside]
     deltas = [failure + math.exp(gaussian_log_delta(slope, mu)) for slope in slopes]

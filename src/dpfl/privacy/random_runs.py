@@ -53,7 +53,8 @@ class RandomRuns:
         """The largest gamma whose mean is at least the one asked for; 1 is unused by Poisson."""
         if self.shape in (1, math.inf):
             return 1 / self.mean if self.shape == 1 else 1.0
-        low, high = 0.0, 1.0
+        low = 0.0
+        high = 1.0
         while low < (middle := (low + high) / 2) < high:
             low, high = (middle, high) if self._mean(middle) >= self.mean else (low, middle)
         return low
@@ -74,7 +75,8 @@ class RandomRuns:
         """The law of K from its least value on; the last entry holds all that is above."""
         with localcontext(Context(prec=60)):
             kept: list[Decimal] = []
-            term, left = self._first_term(), Decimal(1)
+            term = self._first_term()
+            left = Decimal(1)
             while left - term >= TAIL or not kept:
                 kept.append(term)
                 left -= term
@@ -82,7 +84,8 @@ class RandomRuns:
             return (*kept, left)
 
     def _first_term(self) -> Decimal:
-        gamma, shape = Decimal(self.gamma), Decimal(self.shape)
+        gamma = Decimal(self.gamma)
+        shape = Decimal(self.shape)
         if self.shape == math.inf:
             return (-Decimal(self.mean)).exp()
         if self.shape == 0:
@@ -103,7 +106,8 @@ class RandomRuns:
     @cached_property
     def _thresholds(self) -> list[int]:
         with localcontext(Context(prec=60)):
-            sums, found = Decimal(0), []
+            sums = Decimal(0)
+            found = []
             for probability in self.probabilities[:-1]:
                 sums += probability
                 found.append(int(sums * 2**_BITS))
@@ -119,7 +123,8 @@ class RandomRuns:
         Divergences do not fall with the order: a bound at a larger order also holds at this one.
         """
         mean = self.mean if self.shape == math.inf else self._mean(self.gamma)
-        found, smallest = [], math.inf
+        found = []
+        smallest = math.inf
         more = partial(self._more, orders, one_run)
         for a, own in sorted(zip(orders, one_run, strict=True), reverse=True):
             rest = math.log(mean) / (a - 1) if a > 1 else math.inf

@@ -52,7 +52,8 @@ def renyi_costs(
     >>> round(costs[ORDERS.index(18.0)], 6)  # steps * order / (2 z^2)
     9.0
     """
-    total, sampled = [0.0] * len(orders), []
+    total = [0.0] * len(orders)
+    sampled = []
     factor = 4.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
     for event in merged(history):
         noise = event.noise_multiplier
@@ -105,7 +106,8 @@ def _main_orders(delta: float) -> tuple[tuple[float, float, float], ...]:
     envelope of lines.
     """
     cost = {order: conversion(order, MAIN_SHARE * delta) for order in ORDERS}
-    found, low = [], 0.0
+    found = []
+    low = 0.0
     main = max(reversed(ORDERS), key=lambda order: (low - cost[order]) / order)
     while True:
         smaller = [order for order in ORDERS if order < main]
@@ -115,7 +117,8 @@ def _main_orders(delta: float) -> tuple[tuple[float, float, float], ...]:
         found.append((main, low, high))
         if not ahead:
             return tuple(found)
-        main, low = following, high
+        main = following
+        low = high
 
 
 def _bound(costs: Sequence[float], main: float, delta: float) -> float:

@@ -53,7 +53,8 @@ def weights(label: str, run: ReportRun) -> Chart | None:
     x, axis = client_axis(clients, "budget" if budgets else "name")
     series = [Series(name="weight", x=x, y=[own[c] for c in clients], text=clients, kind="points")]
     if least:
-        name, y = "least noise (simulation only)", [least.get(client) for client in clients]
+        name = "least noise (simulation only)"
+        y = [least.get(client) for client in clients]
         series.insert(0, Series(name=name, x=x, y=y, text=clients, kind="rings"))
     log_y = wide([*own.values(), *least.values()])
     words = {"label": label, "axis": axis, "order": order}
@@ -149,7 +150,8 @@ def _spectrum(figure: _Figure) -> list[Chart]:
 
     A list that consists of slices is drawn by its first one.
     """
-    endings, level = tuple(figure.spec.metrics), figure.spec.threshold
+    endings = tuple(figure.spec.metrics)
+    level = figure.spec.threshold
     found = figure.last(lambda key: key.endswith(endings))
     if found is None:
         return []
@@ -165,7 +167,8 @@ def _spectrum(figure: _Figure) -> list[Chart]:
         series.append(Series(name=name, x=list(range(1, part + 1)), y=values[:part]))
         height = metrics.get(owner + level) if level else None
         if isinstance(height, int | float):
-            name, y = f"{owner}, threshold", [float(height)] * 2
+            name = f"{owner}, threshold"
+            y = [float(height)] * 2
             series.append(Series(name=name, x=[1, part], y=y, kind="dashes"))
     return [figure.chart(series, title=f", round {line.round + 1}")]
 
@@ -187,8 +190,10 @@ def _against_true_noise(figure: _Figure) -> list[Chart]:
         clients = sorted(client for client in seen if true.get(client, 0.0) > 0)
         if not clients:
             continue
-        x, y = [true[c] for c in clients], [seen[c] for c in clients]
-        scale, ends = statistics.median(b / a for a, b in zip(x, y, strict=True)), [min(x), max(x)]
+        x = [true[c] for c in clients]
+        y = [seen[c] for c in clients]
+        scale = statistics.median(b / a for a, b in zip(x, y, strict=True))
+        ends = [min(x), max(x)]
         line = [scale * end for end in ends]
         series.append(Series(name=name, x=x, y=y, text=clients, kind="points"))
         series.append(Series(name=f"{scale:.3g} times the truth", x=ends, y=line, kind="dashes"))
@@ -203,7 +208,8 @@ def _client_map(figure: _Figure) -> list[Chart]:
         values = metrics.get(key)
         if line is None or not isinstance(values, list) or not line.arrived:
             continue
-        clients, height = list(line.arrived), len(values) // len(line.arrived)
+        clients = list(line.arrived)
+        height = len(values) // len(line.arrived)
         rows = [values[n * len(clients) : (n + 1) * len(clients)] for n in range(height)]
         heat = Heat(x=clients, y=[str(n) for n in range(height)], z=rows)
         title = f" {name}, round {line.round + 1}"

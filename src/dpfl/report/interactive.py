@@ -56,7 +56,8 @@ def _heat_map(heat: Heat) -> Plain:
 
 def _traces(series: Series, colour: str) -> list[Plain]:
     """The trace of a series, after that of its band if it has one; points have error bars."""
-    name, x = _literal(series.name), [_literal(x) if isinstance(x, str) else x for x in series.x]
+    name = _literal(series.name)
+    x = [_literal(x) if isinstance(x, str) else x for x in series.x]
     where = "%{x}" if series.text is None else "%{text}"
     hover = f"{where}: %{{y:.4g}}<extra>{name}</extra>"
     trace: Plain = {"name": name, "x": x, "y": series.y, "hovertemplate": hover}
@@ -87,7 +88,8 @@ def _scale(log: bool, values: Sequence[Place]) -> Plain:
     positive = [v for v in values if isinstance(v, int | float) and 0 < v < math.inf]
     if not log or not positive:
         return {}
-    low, high = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
+    low = math.floor(math.log10(min(positive)))
+    high = math.ceil(math.log10(max(positive)))
     steps = (1,) if high - low > 3 else (1, 2, 5)
     decades = range(low, high + 1, 1 + (high - low) // 7)
     ticks = [step * 10.0**power for power in decades for step in steps]

@@ -38,8 +38,10 @@ def write_ledger_page(
     one; of many, only the largest epsilon is explained.
     """
     with ledger.snapshot():
-        lines, studies = statements(ledger, delta), ledger.studies()
-        accounts, few = list(dict.fromkeys(line.account for line in lines)), len(lines) <= FEW
+        lines = statements(ledger, delta)
+        studies = ledger.studies()
+        accounts = list(dict.fromkeys(line.account for line in lines))
+        few = len(lines) <= FEW
         largest = largest_of(lines)
         explained = lines if few or largest is None else [largest]
         found = [meaning_of(line, str(n), ledger) for n, line in enumerate(explained, start=1)]

@@ -73,7 +73,8 @@ def _exceeding(curve: MembershipCurve) -> list[str]:
 
 def claim_sentence(result: MembershipResult, view: View) -> str:
     """What is claimed against the adversary of a view."""
-    bound, name = result.bounds.get(view), VIEWS[view]
+    bound = result.bounds.get(view)
+    name = VIEWS[view]
     if bound is not None:
         claim = f"epsilon <= {shown(bound.epsilon)} at delta = {bound.delta:g}"
         adjacency = result.adjacency.replace("_", "-")
@@ -100,7 +101,8 @@ def game_sentences(result: MembershipResult) -> list[str]:
     The sentences name the targets, what stands for an absent one, what all runs have in common, and
     what the adversary knows.
     """
-    unit, many = result.unit, f"{result.targets} {result.unit}s"
+    unit = result.unit
+    many = f"{result.targets} {result.unit}s"
     whose = f"{many} of client '{result.client}'" if result.client is not None else many
     absent = f"An absent {unit} is replaced by nothing; the number of {unit}s stays public."
     if result.client is None:

@@ -126,7 +126,8 @@ def score_by_epsilon(shown: ReportInput) -> list[Chart]:
                 continue
             point = (statistics.mean(spent), [_score(run) for run in runs])
             found.setdefault(runs[0].result.promise, {}).setdefault(label, []).append(point)
-    charts, words = [], _words(next(iter(shown.cases[0].first.values())))
+    charts = []
+    words = _words(next(iter(shown.cases[0].first.values())))
     for number, promise in enumerate(sorted(found), start=1):
         series = []
         for label, points in found[promise].items():

@@ -98,7 +98,8 @@ def _page(
     ``outcome`` are the figures of scores, ``before`` those that come before them.
     """
     found = {label: diagnostics(label, run) for label, run in runs.items()}
-    inside, cost = {label: own for label, own in found.items() if own}, cost_charts(runs)
+    inside = {label: own for label, own in found.items() if own}
+    cost = cost_charts(runs)
     values |= {"outcome": outcome, "diagnostics": inside, "cost": cost}
     values["experiments"] = {label: run.toml for label, run in runs.items()}
     values["from_python"] = any(run.experiment.python for run in runs.values())

@@ -63,7 +63,8 @@ def _undefended(found: Poisoning) -> Chart:
 
     Each is shown with its first defence, which is none unless that was left out.
     """
-    series, named = [], set[str]()
+    series = []
+    named = set[str]()
     for one in found.methods:
         defence, cells = next(iter(by_defence(found.of_method(one.name)).items()))
         named.add(defence)

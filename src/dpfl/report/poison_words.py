@@ -82,7 +82,8 @@ def rests_on(methods: Sequence[AttackedMethod]) -> list[str]:
     """
     alike: dict[str, list[str]] = {}
     for one in methods:
-        own, said = one.reliance, one.reliance.words
+        own = one.reliance
+        said = one.reliance.words
         if own.epsilon is not None and own.without is not None:
             said += f"; with one more share missing, the largest epsilon of the others is \
 {shown(own.without)} instead of {shown(own.epsilon)}"
@@ -96,7 +97,8 @@ def warnings(found: Poisoning) -> list[str]:
     A claim may change a common plan, and with it what others spend of their budgets; that somebody
     spends more than its budget would be an error of dpfl.
     """
-    said, alike = [SEEDED] if found.seeded else [], dict[str, list[Cell]]()
+    said = [SEEDED] if found.seeded else []
+    alike = dict[str, list[Cell]]()
     for cell in found.changed():
         alike.setdefault(cell.method, []).append(cell)
     for method, cells in alike.items():

@@ -63,7 +63,8 @@ def _described(folder: RunFolder) -> tuple[str, Experiment | Training]:
     if folder.training.exists():
         found = Training.read(folder.training)
         return "\n".join(f"{step}: {words}" for step, words in found.pipeline), found
-    where, older = str(folder.experiment), "report it with the dpfl that wrote it"
+    where = str(folder.experiment)
+    older = "report it with the dpfl that wrote it"
     try:
         text = folder.experiment.read_text()
         return text, Experiment.from_dict(tomllib.loads(text), where)
@@ -128,7 +129,8 @@ def of_folders(paths: Sequence[Path]) -> ReportInput:
 def _check_comparable(one: ReportRun, other: ReportRun) -> None:
     """Refuse runs that say nothing about each other's methods."""
     pair = f"{one.folder} and {other.folder}"
-    keys, others = one.experiment.federation_key(), other.experiment.federation_key()
+    keys = one.experiment.federation_key()
+    others = other.experiment.federation_key()
     check(
         one.experiment.python == other.experiment.python,
         "runs",

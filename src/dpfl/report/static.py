@@ -83,8 +83,10 @@ def drawn(chart: Chart) -> Any:
 
 def _draw_bars(axes: Any, chart: Chart) -> None:
     """Bars on each other if the chart is stacked, else beside each other."""
-    count, names = len(chart.series), [_literal(str(x)) for x in chart.series[0].x]
-    spots, bottoms = np.arange(len(names)), np.zeros(len(names))
+    count = len(chart.series)
+    names = [_literal(str(x)) for x in chart.series[0].x]
+    spots = np.arange(len(names))
+    bottoms = np.zeros(len(names))
     width = 0.8 if chart.stacked else 0.8 / count
     for number, series in enumerate(chart.series):
         heights = np.asarray(series.y, dtype=float)

@@ -73,7 +73,8 @@ def promise(promised: Promise, spent: float | None = None, by_server: float = ma
 
 def promise_of(summary: Summary) -> str:
     """Say who is protected from whom in a finished run."""
-    own, server = summary.epsilon, summary.epsilon_against.get(Observer.SERVER)
+    own = summary.epsilon
+    server = summary.epsilon_against.get(Observer.SERVER)
     spent = own.spent.largest if own else None
     return promise(summary.promise, spent, server.spent.largest if server else math.inf)
 

@@ -28,7 +28,8 @@ def aggregate(
     sent to clients. Returned are the next state and the record with weights, the norm of the update
     and the metrics of every slot that reports any.
     """
-    strategy, t = agreement.strategy, state.round
+    strategy = agreement.strategy
+    t = state.round
     plugs = {slot: dict(state.plugs.get(slot, {})) for slot, _ in strategy.slots()}
     fold = _Fold(agreement, run, t, shared, plugs)
     metrics = fold.metrics
@@ -93,7 +94,8 @@ class _Fold:
 
         The server halves of stages are linear, and act on a sum that carries its noise.
         """
-        strategy, noise = self.agreement.strategy, None
+        strategy = self.agreement.strategy
+        noise = None
         if strategy.central_noise is not None:
             bound = strategy.contribution_bound(self.agreement.terms)
             secret = self.run.secret("central", self.round)

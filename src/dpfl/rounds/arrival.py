@@ -81,7 +81,8 @@ class Arrival:
 
     def _take_total(self, total: SumOfUploads) -> None:
         """Take a sum that was added up elsewhere, in place of single uploads."""
-        plan, drawn = self.plan, self.plan.cohort.ids
+        plan = self.plan
+        drawn = self.plan.cohort.ids
         planned = self.agreement.sum_plan(plan.round, len(drawn))
         total.check_plan(planned, drawn)
         vector = torch.from_numpy(total.integers.astype(np.float64)).mul_(planned.step)
@@ -91,7 +92,9 @@ class Arrival:
 
     def _decoded(self, client: str, payload: bytes) -> Tensor:
         """Read an upload; refuse one that the stages' server halves cannot turn into an update."""
-        strategy, plan, size = self.agreement.strategy, self.plan, self.agreement.layout.size
+        strategy = self.agreement.strategy
+        plan = self.plan
+        size = self.agreement.layout.size
         length = None if strategy.stages else size
         grid = self.agreement.upload_grid(plan.round, max(1, len(plan.cohort)))
         if plan.round < 0:
@@ -113,7 +116,8 @@ class Arrival:
     def told(self, record: RoundRecord, ids: tuple[str, ...]) -> RoundRecord:
         """The record with who arrived, who is missing and whose uploads were not finite."""
         lost = {client: self.lost for client in self.messages if client not in ids}
-        missing, broken = {**self.missing, **lost}, tuple(sorted(self.not_finite))
+        missing = {**self.missing, **lost}
+        broken = tuple(sorted(self.not_finite))
         return replace(record, arrived=ids, missing=missing, not_finite=broken)
 
     def without_noise(self, ids: Sequence[str]) -> list[str]:
@@ -128,7 +132,8 @@ class Arrival:
         """Deliver; returns who arrived, and rows with the stages undone, or their sum, whose
         stages are undone once it carries all of its noise.
         """
-        strategy, arrived = self.agreement.strategy, self._delivered(state)
+        strategy = self.agreement.strategy
+        arrived = self._delivered(state)
         if strategy.sums_only and not isinstance(arrived, Summed):
             # What is published depends on the sum alone: it is added up exactly. The sum of no
             # messages is as long as one would have been.
@@ -141,7 +146,8 @@ class Arrival:
             vector = sum(stand_ins, torch.zeros_like(arrived.vector))
             arrived = replace(arrived, vector=arrived.vector + vector)
         vector = self._on_grid(arrived.vector)
-        cohort, layout = self._cohort(arrived.ids), self.agreement.layout
+        cohort = self._cohort(arrived.ids)
+        layout = self.agreement.layout
         return arrived.ids, Total(vector=vector, cohort=cohort, layout=layout)
 
     def seen(self, state: State) -> Rows | Total:
@@ -176,14 +182,16 @@ class Arrival:
         """What the channel delivers: nothing where too few uploads came for a secure sum."""
         if self.total is not None:
             return self.total
-        channel, messages = self.agreement.strategy.channel, self.messages
+        channel = self.agreement.strategy.channel
+        messages = self.messages
         least = channel.least(len(self.plan.cohort))
         if len(messages) < least:
             few = f"{len(messages)} of {len(self.plan.cohort)} uploads came"
             self.lost = f"never unmasked: {few}, and the secure sum needs {least}"
             return {}
         seed = self.run.public.child("round", state.round, "channel")
-        on_air, noise = self.plan.shared.get("channel", {}), self.run.secret("channel", state.round)
+        on_air = self.plan.shared.get("channel", {})
+        noise = self.run.secret("channel", state.round)
         return channel.deliver(messages, on_air, seed, noise) if messages else {}
 
     def _who(self, client: str) -> Who:
@@ -202,7 +210,8 @@ class Arrival:
         """Every row re-based on the global model, wherever its client started; one that is not
         finite contributes zero.
         """
-        cohort, layout = self._cohort(sorted(arrived)), self.agreement.layout
+        cohort = self._cohort(sorted(arrived))
+        layout = self.agreement.layout
         matrix = torch.zeros(len(cohort), layout.size)
         for i, client in enumerate(cohort.ids):
             matrix[i] = self._undo(arrived[client], self._who(client))

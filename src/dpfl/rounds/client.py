@@ -55,7 +55,8 @@ def client_round(
     """
     if not members:
         return []
-    agreement, private = workshop.agreement, {} if private is None else private
+    agreement = workshop.agreement
+    private = {} if private is None else private
     payloads = {id(downloads[client]): downloads[client] for client in members}
     decoded = {i: decode_download(one, agreement.layout.size) for i, one in payloads.items()}
     common, *_ = decoded.values()  # downloads differ in where clients start, and in nothing else
@@ -116,8 +117,10 @@ def _trained(
     Clients of a block are computed together by the engine. A client with a personal part works on
     its own model; only the update of the shared part goes on from here.
     """
-    agreement, layout = workshop.agreement, workshop.agreement.layout
-    strategy, personal = agreement.strategy, agreement.strategy.personal
+    agreement = workshop.agreement
+    layout = workshop.agreement.layout
+    strategy = agreement.strategy
+    personal = agreement.strategy.personal
     jobs = []
     for member in members:
         start = starts[member.id]
@@ -139,7 +142,8 @@ def _trained(
             )
         )
     pooled = [_pooled(jobs)] if strategy.local.pooled else jobs
-    updates, found = [], workshop.engine.run(workshop.model, layout, pooled)
+    updates = []
+    found = workshop.engine.run(workshop.model, layout, pooled)
     integers = strategy.local.grid(common.drawn)  # of local work that ends in them
     # What came of pooled records is everyone's.
     for job, after in zip(jobs, found if pooled is jobs else found * len(jobs), strict=True):
@@ -148,7 +152,8 @@ def _trained(
             after, private[job.client] = personal.split(start, job.start, after, layout)
         updates.append(after - start if integers is None else after * integers.step)
     who = [agreement.who(member.id, member.claims, common.drawn) for member in members]
-    on_air, sent = common.shared.get("channel", {}), {}
+    on_air = common.shared.get("channel", {})
+    sent = {}
     for own, message in zip(who, staged(strategy, updates, common.shared, who, rngs), strict=True):
         sent[own.id] = strategy.channel.send(message, on_air, own, rngs[own.id].child("channel"))
     return sent

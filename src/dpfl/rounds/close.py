@@ -57,7 +57,8 @@ def close_round(
     if state.round < 0 and agreement.strategy.secure:
         arrived = arrival.added_up(state)
         state, metrics = combined_sum(agreement, state, plan.cohort, arrived)
-        slot, ids = f"release{record.round - agreement.first_round}", arrived.ids
+        slot = f"release{record.round - agreement.first_round}"
+        ids = arrived.ids
         return state, arrival.told(
             replace(record, metrics={slot: metrics}, published=bool(ids)), ids
         )
@@ -68,7 +69,8 @@ def close_round(
         record = replace(record, metrics={slot: metrics}, published=bool(finite))
         return state, arrival.told(record, tuple(sorted(arrival.messages)))
     ids, received = arrival.received(state)
-    record, on_air = arrival.told(record, ids), plan.shared.get("channel")
+    record = arrival.told(record, ids)
+    on_air = plan.shared.get("channel")
     if on_air:
         record = replace(record, metrics={"channel": agreement.strategy.channel.metrics(on_air)})
     needed = agreement.strategy.shares_needed(agreement.terms, len(plan.cohort))

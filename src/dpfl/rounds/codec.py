@@ -45,14 +45,13 @@ def encode_upload(
     40
     """
     if grid is None:
-        kind, numbers = (
-            _FLOAT32,
-            vector.detach().to(torch.float32).numpy().astype("<f4", copy=False),
-        )
+        kind = _FLOAT32
+        numbers = vector.detach().to(torch.float32).numpy().astype("<f4", copy=False)
     else:
         kind, words = _words(round_)
         numbers = grid.integers(vector.detach()).numpy().astype(words)
-    body, mark = numbers.tobytes(), tag(run, round_, client)
+    body = numbers.tobytes()
+    mark = tag(run, round_, client)
     head = (_MAGIC, _VERSION, kind, 0, round_, vector.numel(), mark, zlib.crc32(body))
     return _FRAME.pack(*head) + body
 
@@ -90,12 +89,14 @@ def _body(
     payload: bytes, length: int | None, mark: bytes, wanted: int, round_: int, client: str
 ) -> memoryview:
     """The numbers of a frame, once everything about it is as agreed."""
-    where, problem = f"upload of '{client}'", f"{len(payload)} bytes are no frame"
+    where = f"upload of '{client}'"
+    problem = f"{len(payload)} bytes are no frame"
     check(len(payload) >= FRAME_BYTES, where, problem, "send a dpfl upload", PeerError)
     *kind, sent_round, count, sent_tag, checksum = _FRAME.unpack_from(payload)
     body = memoryview(payload)[FRAME_BYTES:]
     own = sent_round == round_ and sent_tag == mark
-    size, wide = f"announces {count} numbers", 8 if wanted == _WIDE else 4
+    size = f"announces {count} numbers"
+    wide = 8 if wanted == _WIDE else 4
     for good, problem, remedy in (
         (
             kind == [_MAGIC, _VERSION, wanted, 0],
@@ -136,7 +137,9 @@ def decode_download(payload: bytes, size: int) -> Downlink:
         tensors = safetensors.load(payload)
         (length,) = struct.unpack_from("<Q", payload)
         told = parsed(parsed(payload[8 : 8 + length])["__metadata__"]["dpfl"])
-        round_, drawn, start = int(told["round"]), int(told["drawn"]), tensors.pop("start")
+        round_ = int(told["round"])
+        drawn = int(told["drawn"])
+        start = tensors.pop("start")
         if drawn < 0:
             raise ValueError("a negative number")
     except (SafetensorError, KeyError, ValueError, TypeError, OverflowError) as error:

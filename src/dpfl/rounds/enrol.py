@@ -45,7 +45,8 @@ class Agreement(Memory):
 
     def who(self, client: str, claims: Claims, drawn: int) -> Who:
         """What a stage may know of a client."""
-        public, weight = client in self.terms.public, self._weights.get(client, 1.0)
+        public = client in self.terms.public
+        weight = self._weights.get(client, 1.0)
         return Who(id=client, claims=claims, drawn=drawn, public=public, weight=weight)
 
     @cached_property
@@ -102,7 +103,8 @@ class Agreement(Memory):
         return self.once((observer, participant), self._whole_cost, observer, participant)
 
     def _whole_cost(self, observer: Observer, participant: Participant) -> PrivacyCost:
-        phases, examples = self.phases(participant), participant.examples
+        phases = self.phases(participant)
+        examples = participant.examples
         cost = self.strategy.cost(observer, phases, examples, self.terms)
         if not self.terms.releases:
             return cost
@@ -169,10 +171,12 @@ def enrol(
     recipe: Mapping[str, float] = {}
     if strategy.recipe is not None:
         recipe = strategy.recipe.plan(strategy, claims, rounds)
-        strategy, rounds = strategy.recipe.apply(strategy, recipe), int(recipe["rounds"])
+        strategy = strategy.recipe.apply(strategy, recipe)
+        rounds = int(recipe["rounds"])
     rounds = planned_rounds(strategy, claims, rounds)
     strategy.check_measured(sum(part for part, _ in measured))
-    shapes, population = dict(buffer_shapes or {}), len(claims)
+    shapes = dict(buffer_shapes or {})
+    population = len(claims)
     rate = strategy.selection.rate(population)
     epsilons = [claim.epsilon for claim in claims.values() if claim.usable] or [math.inf]
     terms = Terms(

@@ -53,7 +53,9 @@ def measured_answer(
 
 def _total(measure: Measure, model: nn.Module, member: Member) -> Tensor:
     """The exact sum of the statistics of a client's test records."""
-    shard, task, numbers = member.shard, member.task, measure.numbers
+    shard = member.shard
+    task = member.task
+    numbers = measure.numbers
     parameters = {k: v.data for k, v in model.named_parameters()}
     parts = shard.test_features, shard.test_labels, shard.test.counted[slice(*shard.test_span)]
     total = torch.zeros(numbers, dtype=torch.float64)
@@ -111,7 +113,8 @@ def measured_upload(
     agreement.layout.write(download.start, model)
     write_buffers(model, download.shared.get("buffers", {}))
     std = answer_noise(agreement, round_, member.participant, download.drawn)
-    measure, summed = accounted.measure(member.task), agreement.strategy.secure
+    measure = accounted.measure(member.task)
+    summed = agreement.strategy.secure
     (answer,) = measured_answer(measure, [model], member, std, rng, summed=summed)
     return encode_upload(answer, run, round_, member.id, Grid.of(std))
 
@@ -153,7 +156,8 @@ def planned_measurement(
     nothing is measured where they are too few to be hidden among each other.
     """
     number = state.round // accounted.every - 1
-    round_, task = agreement.measurement(number), next(iter(members.values())).task
+    round_ = agreement.measurement(number)
+    task = next(iter(members.values())).task
     measure = accounted.measure(task)
     asked = {client: own for client, own in members.items() if records_of(own)}
     abstaining = admit(round_, asked)
@@ -161,13 +165,16 @@ def planned_measurement(
     published = agreement.strategy.step.published(dict(state.plugs["step"]), state.model)
     agreement.layout.write(published, model)
     write_buffers(model, state.buffers)
-    stds, answers, records = {}, {}, 0
+    stds = {}
+    answers = {}
+    records = 0
     there = {client: own for client, own in sorted(asked.items()) if client not in abstaining}
     if there and not hidden(agreement.strategy.channel, len(there)):
         return None
     for client, own in there.items():
         std = stds[client] = answer_noise(agreement, round_, own.participant, len(there))
-        secret, summed = run.secret("measured", number, client), agreement.strategy.secure
+        secret = run.secret("measured", number, client)
+        summed = agreement.strategy.secure
         (answers[client],) = measured_answer(measure, [model], own, std, secret, summed=summed)
         records += records_of(own)
     return pooled(measure, answers, stds, records) if answers else None

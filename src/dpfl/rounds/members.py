@@ -57,7 +57,8 @@ def honest_members(
     """Members that claim what they enforce, but for those whose ``claims`` are given."""
     members = {}
     for client in federation.ids:
-        shard, budget = federation.shards[client], federation.budgets.get(client)
+        shard = federation.shards[client]
+        budget = federation.budgets.get(client)
         members[client] = Member(
             id=client,
             shard=shard,
@@ -75,7 +76,8 @@ def false_claims(federation: Federation, misreports: Mapping[str, float]) -> dic
 
     A client is named by its id, or by its number in the order of ids.
     """
-    claims, numbered = {}, {str(i): client for i, client in enumerate(federation.ids)}
+    claims = {}
+    numbered = {str(i): client for i, client in enumerate(federation.ids)}
     for name, factor in misreports.items():
         where = f"misreporting client '{name}'"
         client = name if name in federation.shards else numbered.get(name, "")
@@ -98,7 +100,8 @@ def data_flags(members: Mapping[str, Member], work: LocalWork | None = None) -> 
     their gradients, and it says how many a step takes.
     """
     usual = work.batch_size if work else 0
-    large, small = [], []
+    large = []
+    small = []
     for client, member in members.items():
         shard = member.shard
         if (work is None or work.private) and shard.train.too_large(shard.span):
@@ -117,7 +120,8 @@ def check_budget(member: Member, *, unit: Unit, observer: Observer) -> None:
     """Refuse a budget that is about another unit, or against someone the strategy does not protect
     from.
     """
-    budget, where = member.budget, f"budget of '{member.id}'"
+    budget = member.budget
+    where = f"budget of '{member.id}'"
     if budget is None:
         return
     check(

@@ -33,17 +33,21 @@ def open_round(
     Amplification is charged at the rate that holds for the least number of willing clients; with
     fewer the plan ends, and the model is kept.
     """
-    strategy, round_ = agreement.strategy, state.round
-    seed, everyone = run.round_seed(round_), sorted(agreement.claims)
+    strategy = agreement.strategy
+    round_ = state.round
+    seed = run.round_seed(round_)
+    everyone = sorted(agreement.claims)
     on_air = seed.child("channel")
     eligible = [c for c in everyone if strategy.channel.reachable(c, round_, on_air)]
     if not eligible:  # nobody can be heard: the round passes, and releases nothing
         return Plan(round=round_)
-    accounts, secret = plan_world(agreement, run), run.secret("cohort", round_).secret_seed()
+    accounts = plan_world(agreement, run)
+    secret = run.secret("cohort", round_).secret_seed()
     drawn: list[str] = []
     unwilling: list[str] = []
     if agreement.amplified:
-        asked, eligible = eligible, [c for c in eligible if c in accounts and willing(c)]
+        asked = eligible
+        eligible = [c for c in eligible if c in accounts and willing(c)]
         unwilling = sorted(set(asked) - set(eligible))
         least = strategy.selection.least_willing(agreement.terms.population)
         if len(eligible) < least:

@@ -32,7 +32,8 @@ def charging(agreement: Agreement, run: Run) -> Admission:
     What the world sees is charged here where it differs from client to client; its plan must stand
     before the first charge against the server.
     """
-    server, world = (0, Observer.SERVER), (1, Observer.WORLD)
+    server = (0, Observer.SERVER)
+    world = (1, Observer.WORLD)
 
     def admit(round_: int, members: Mapping[str, Member]) -> dict[str, str]:
         unpaid: set[str] = set()
@@ -80,7 +81,9 @@ def _charge(
     A plan holds as many rounds as the account's budget covers, up to all of them; an account whose
     budget covers no round gets no plan, and takes no part.
     """
-    plans, planned, most = [], run.planned(observer), agreement.terms.rounds
+    plans = []
+    planned = run.planned(observer)
+    most = agreement.terms.rounds
     for account, (cost, seen_by, delta) in sorted(offers.items()):
         if account not in planned:
             rounds = run.ledger.affordable_releases(account, cost, seen_by, most, delta=delta)
@@ -91,7 +94,8 @@ def _charge(
         return set(unplanned)  # the round cannot be: nobody is charged for it
     charges = []
     for account in sorted(offers.keys() & planned.keys()):
-        world, cost = observer is Observer.WORLD, in_round(offers[account][0], round_)
+        world = observer is Observer.WORLD
+        cost = in_round(offers[account][0], round_)
         labels = ("central", round_) if world else ("client", round_, account)
         # The randomness that a charge pays for; empty where it cannot be repeated.
         draw = "" if run.seed is None else f"{run.seed.child(*labels).value:x}"
@@ -123,7 +127,9 @@ def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
     Clients whose budgets allow equally many rounds share an account. A client that can afford none
     has no account.
     """
-    world, accounts, ledger = Observer.WORLD, run.populations, run.ledger
+    world = Observer.WORLD
+    accounts = run.populations
+    ledger = run.ledger
     if accounts or not agreement.amplified:
         return accounts
     if not run.planned(world):
@@ -161,7 +167,8 @@ def can_go_on(
         account = plan_world(agreement, run).get(client, "") if amplified else client
         releases = run.planned(observer).get(account)
         if releases is None:
-            key, ask = (client, seen_by), ledger.affordable_releases
+            key = (client, seen_by)
+            ask = ledger.affordable_releases
             if amplified or run.once(key, ask, client, cost, seen_by, 1) < 1:
                 return False
         elif ledger.filter != "allotments" or releases < agreement.terms.rounds:

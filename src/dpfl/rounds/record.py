@@ -114,7 +114,8 @@ class RoundRecord:
         """Read back what :meth:`to_dict` wrote."""
         if "lost" in values:
             return cls(round=values["round"], lost=str(values["lost"]))
-        told, noise = values.get("simulated_truth"), values.get("effective_noise")
+        told = values.get("simulated_truth")
+        noise = values.get("effective_noise")
         truth = {name: told[key] for name, key in _TRUTH.items() if key in told} if told else None
         slots = {k.removesuffix("_metrics"): v for k, v in values.items() if k.endswith("_metrics")}
         plain: Plain = {

@@ -80,11 +80,14 @@ def release_answer(
     onto the grid of the noise that the client's own budget asks for, and noise is added there.
     Over a secure sum the grid is that of a share of the noise that all have in common.
     """
-    release, shard = agreement.strategy.releases[round_], member.shard
+    release = agreement.strategy.releases[round_]
+    shard = member.shard
     shape = agreement.buffer_shapes[release.into]
-    local, total = agreement.strategy.local, torch.zeros(release.numbers(shape)).double()
+    local = agreement.strategy.local
+    total = torch.zeros(release.numbers(shape)).double()
     # Of a whole client there is one contribution, its mean, which is clipped below.
-    bound, each = release.bound, replace(release, bound=1.0) if local.whole else release
+    bound = release.bound
+    each = replace(release, bound=1.0) if local.whole else release
     for chosen in torch.split(torch.arange(shard.examples), _AT_ONCE):
         inputs = _inputs_apart(model, release.into, member, shard.features[chosen])
         live = shard.train.counted[slice(*shard.span)][chosen]  # blanks are computed, and left out
@@ -101,7 +104,8 @@ def release_answer(
     grid = agreement.upload_grid(round_, drawn)
     if grid is None:
         return Grid.of(multiplier * bound).noised(total, rng).to(torch.float32)
-    noise, step = grid, grid.step
+    noise = grid
+    step = grid.step
     if local.own_scale:  # noise as its own budget asks for, whatever the terms call a step
         share = agreement.strategy.channel.noise_share(multiplier * bound, drawn)
         noise = Grid.of(share)
@@ -153,7 +157,8 @@ def combined(
     can be is scaled down to that.
     """
     precision = {client: _precision(cohort.claims[client]) for client in messages}
-    total, variance = sum(precision.values()), 0.0
+    total = sum(precision.values())
+    variance = 0.0
     bound = agreement.strategy.releases[state.round].bound
     mean = torch.zeros(agreement.terms.releases[state.round][1], dtype=torch.float64)
     for client, message in sorted(messages.items()):
@@ -174,12 +179,14 @@ def combined_sum(
     The sum is divided by all records that those who answered claim, each counted as much as its
     client's own scale makes of it.
     """
-    counted, own_scale = 0.0, agreement.strategy.local.own_scale
+    counted = 0.0
+    own_scale = agreement.strategy.local.own_scale
     for client in total.ids:
         claims = cohort.claims[client]
         noise = _claimed_noise(agreement, state.round, client, claims) if own_scale else 1.0
         counted += _units(agreement, claims) / noise
-    drawn, counted = max(1, len(cohort)), max(counted, 1e-30)
+    drawn = max(1, len(cohort))
+    counted = max(counted, 1e-30)
     noise = agreement.terms.release_noise[state.round]
     share = agreement.strategy.channel.noise_share(noise, drawn)
     std = share * math.sqrt(len(total.ids)) / counted

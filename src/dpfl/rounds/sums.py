@@ -50,7 +50,8 @@ class SumOfUploads:
 
     def check_plan(self, plan: SumPlan, drawn: tuple[str, ...]) -> None:
         """Refuse a sum that uploads of this plan, by drawn clients, cannot have."""
-        members, least = len(self.ids), plan.group.least
+        members = len(self.ids)
+        least = plan.group.least
         check(
             set(self.ids) <= set(drawn) and members == len(set(self.ids)) >= least,
             "secure sum",
@@ -85,7 +86,8 @@ def upload_grid(strategy: Strategy, terms: Terms, round_: int, drawn: int) -> Gr
 
 def sum_plan(strategy: Strategy, terms: Terms, round_: int, drawn: int) -> SumPlan:
     """Plan the sum of one round's uploads; refused where it cannot hide, or add up, anything."""
-    group, grid = strategy.channel.group(drawn), upload_grid(strategy, terms, round_, drawn)
+    group = strategy.channel.group(drawn)
+    grid = upload_grid(strategy, terms, round_, drawn)
     if grid is None:
         raise ConfigurationError(
             strategy.name,
@@ -99,9 +101,11 @@ def sum_plan(strategy: Strategy, terms: Terms, round_: int, drawn: int) -> SumPl
             "use with_secure_sum",
         )
     if round_ < 0:
-        numbers, largest = terms.releases[round_][1], LARGEST_RELEASE + LARGEST
+        numbers = terms.releases[round_][1]
+        largest = LARGEST_RELEASE + LARGEST
         return SumPlan(step=grid.step, numbers=numbers, largest=largest, group=group)
-    sent, cut_off = strategy.sent(drawn, terms), strategy.cut_off
+    sent = strategy.sent(drawn, terms)
+    cut_off = strategy.cut_off
     bound = math.ceil(sent.bound / grid.step) + 1 if cut_off is None else cut_off
     return SumPlan(step=grid.step, numbers=sent.numbers, largest=bound + LARGEST, group=group)
 

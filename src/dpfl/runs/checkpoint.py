@@ -42,7 +42,8 @@ class Checkpoint:
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
-        state, tensors = self.state, {"model": self.state.model}
+        state = self.state
+        tensors = {"model": self.state.model}
         groups = {"starts": state.starts, "private": self.private, "buffers": state.buffers}
         groups |= {f"plugs/{slot}": own for slot, own in state.plugs.items()}
         for group, own in groups.items():
@@ -110,7 +111,8 @@ class Checkpoint:
                 plugs={str(slot): group(f"plugs/{slot}") for slot in parsed(metadata["slots"])},
                 buffers=group("buffers"),
             )
-            run, private = metadata["run"], group("private")
+            run = metadata["run"]
+            private = group("private")
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(
                 where, f"cannot be read ({read_problem(error)})", _RESTORE
@@ -119,7 +121,8 @@ class Checkpoint:
 
     def check_follows(self, first: State, path: Path) -> None:
         """Refuse a state that no run comes to which begins with the state ``first``."""
-        own, model = self.state, self.state.model
+        own = self.state
+        model = self.state.model
         same = (model.shape, model.dtype) == (first.model.shape, first.model.dtype)
         check(
             same and own.plugs.keys() == first.plugs.keys() and own.round >= first.round,

@@ -103,7 +103,8 @@ class Offer(TomlFile):
         check_name(f"{where}, [study] name", self.study.name)
         self.learned(f"{where}, ")
         self.measurements()
-        schema, stated = self.study.described(), self.study.unit
+        schema = self.study.described()
+        stated = self.study.unit
         if stated is not None and schema is not None:
             check(
                 stated == schema.unit,
@@ -112,7 +113,8 @@ class Offer(TomlFile):
                 "leave it out",
             )
         unit_called(self.unit_word)
-        sites, least = self.study.sites, self.run.least_sites
+        sites = self.study.sites
+        least = self.run.least_sites
         check(len(set(sites)) == len(sites), where, "names a site twice", "name each site once")
         where = f"{where}, [run] least_sites"
         check(
@@ -161,7 +163,8 @@ class Offer(TomlFile):
             "name more sites",
             PrivacyRefusal,
         )
-        where, channel = f"method '{self.method.name}'", type(strategy.channel).__name__
+        where = f"method '{self.method.name}'"
+        channel = type(strategy.channel).__name__
         problem = f"its channel ({channel}) exists in a simulation only: real sites send messages"
         problem += " one by one, and the guarantee rests on their sum"
         check(
@@ -174,7 +177,8 @@ class Offer(TomlFile):
         remedy = "use it in a simulation"
         for flag in strategy.flags:
             check(flag not in _SIMULATED, where, _SIMULATED.get(flag, ""), remedy, PrivacyRefusal)
-        stated, schema = self.study.unit, self.study.described()
+        stated = self.study.unit
+        schema = self.study.described()
         problem = f"'{stated}' was given, and {self.method.name} protects whole sites"
         check(
             stated is None or strategy.unit.of_data,
@@ -204,7 +208,8 @@ class Offer(TomlFile):
 
         A metric that the task does not have, or that is never measured, is refused.
         """
-        metric, rounds = self.accounted_metric(), self.run.rounds
+        metric = self.accounted_metric()
+        rounds = self.run.rounds
         if metric is None:
             return ()
         if rounds is None:
@@ -213,7 +218,8 @@ class Offer(TomlFile):
                 "measurements are planned before the method has planned its rounds",
                 "give a number beside [accounted]",
             )
-        schema, task = self.study.described(), self.learned()
+        schema = self.study.described()
+        task = self.learned()
         single = schema is None or schema.single
         return metric.shares(task if single else PerPerson(task=task), rounds)
 
@@ -226,7 +232,8 @@ class Offer(TomlFile):
     @property
     def method_text(self) -> str:
         """The method, the task, what is measured, and whom it protects where these are persons."""
-        unit, own = self.strategy().unit, self.accounted
+        unit = self.strategy().unit
+        own = self.accounted
         measured = "" if own is None else f", accounted {own.metric} every {own.every} rounds"
         per = "" if unit in (Unit.RECORD, Unit.CLIENT) else f", per {unit}"
         return f"{self.method.name}, {self.learned_text}{measured}{per}{self._summed_text}"
@@ -258,7 +265,8 @@ class Offer(TomlFile):
 
     def build_model(self) -> nn.Module:
         """Build the first model, which is the same everywhere."""
-        shape, seed = tuple(self.study.feature_shape), PublicSeed(self.run.seed)
+        shape = tuple(self.study.feature_shape)
+        seed = PublicSeed(self.run.seed)
         return self.model.build(shape, self.learned().width, seed)
 
 

@@ -180,13 +180,16 @@ class Experiment(TomlFile):
 
     def build_model(self, federation: Federation) -> nn.Module:
         """Build the model with its reproducible start."""
-        shape, width, inputs = federation.record_shape, federation.task.width, federation.inputs
+        shape = federation.record_shape
+        width = federation.task.width
+        inputs = federation.inputs
         signal = self._signal(federation)
         return self.model.build(shape, width, self.public_seed(), inputs, signal)
 
     def built_model(self, federation: Federation) -> Plain:
         """What the model is built from: name and settings, with features by name."""
-        shape, inputs = federation.record_shape, federation.inputs
+        shape = federation.record_shape
+        inputs = federation.inputs
         features = self.model.named_features(shape, inputs, self._signal(federation))
         own = self.model.model_dump(include={"name", "hidden"})
         return own if features is None else {**own, "features": features}
@@ -204,7 +207,9 @@ class Experiment(TomlFile):
         federation = self._clients(data_folder)
         if self.partition.validation:
             federation = federation.with_validation(self.public_seed().child("data"))
-        epsilon, delta, scale = self.budgets.epsilon, self.budgets.delta, self.budgets.scale
+        epsilon = self.budgets.epsilon
+        delta = self.budgets.delta
+        scale = self.budgets.scale
         if epsilon is not None:
             if delta is None:
                 raise ConfigurationError(
@@ -240,7 +245,9 @@ class Experiment(TomlFile):
 
     def _clients(self, data_folder: Path | None) -> Federation:
         """Load the records and share them out."""
-        name, folder, seed = self.data.name, self.data.folder, self.public_seed().child("data")
+        name = self.data.name
+        folder = self.data.folder
+        seed = self.public_seed().child("data")
         if (name is None) == (folder is None):
             raise ConfigurationError(
                 "[data]", "needs either a name or a folder", "name one data set"
@@ -276,7 +283,8 @@ class Experiment(TomlFile):
             )
         assert name is not None
         dataset = load_dataset(name, data_folder)
-        kind, clients = self.partition.kind, self.partition.clients
+        kind = self.partition.kind
+        clients = self.partition.clients
         check(
             not dataset.silos or kind is not None or clients is None,
             "[partition] clients",
@@ -285,5 +293,6 @@ class Experiment(TomlFile):
         )
         kind = kind or ("natural" if dataset.silos else "iid")
         settings = self.partition.model_dump(exclude={"clients", "kind", "validation"})
-        partition, learned = Partition(**settings, kind=kind), self.learned(dataset.learned)
+        partition = Partition(**settings, kind=kind)
+        learned = self.learned(dataset.learned)
         return Federation.from_dataset(dataset, partition, clients, seed, learned)

@@ -77,7 +77,8 @@ class RunFolder:
         else, is refused and left as it is; what a run leaves that was killed before it began does
         not count.
         """
-        where, other = str(self.path), "give another folder" if python else "give another --out"
+        where = str(self.path)
+        other = "give another folder" if python else "give another --out"
         file = self.training if python else self.experiment
         if self.holds_run:
             same = file.exists() and file.read_bytes() == description.encode()

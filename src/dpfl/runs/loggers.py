@@ -92,7 +92,9 @@ class Logger:
     def __init__(
         self, name: str, make: Callable[[], Backend], complain: Callable[[str], None]
     ) -> None:
-        self.name, self._make, self._complain = name, make, complain
+        self.name = name
+        self._make = make
+        self._complain = complain
         self._backend: Backend | None = None
         self._failed = False
 

@@ -78,7 +78,9 @@ class ModelCard:
     @classmethod
     def of_study(cls, study: Offer) -> Self:
         """Describe the model of a study between sites: it follows from what they agreed to."""
-        model, schema, shape = study.model, study.study.schema, tuple(study.study.feature_shape)
+        model = study.model
+        schema = study.study.schema
+        shape = tuple(study.study.feature_shape)
         built = model.model_dump(include={"name", "hidden"})
         if (features := model.named_features(shape, NUMBERS, None)) is not None:
             built["features"] = features

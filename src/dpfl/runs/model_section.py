@@ -47,7 +47,8 @@ class ModelSection(Section):
         ``signal`` is that of the federation, by which "auto" chooses features; None where budgets
         are not known.
         """
-        own, features = seed.child("model"), self.named_features(shape, inputs, signal)
+        own = seed.child("model")
+        features = self.named_features(shape, inputs, signal)
         model = make_model(self.name, shape, classes, own, self.hidden, inputs, features)
         loaded = None
         if self.weights is not None:

@@ -90,7 +90,8 @@ class Predictor:
 
     def outputs(self, x: Any) -> Tensor:
         """Return what the model itself gives for records ``x``: scores, logits or numbers."""
-        records, run = self._records(x), partial(outputs_of, self.model, {})
+        records = self._records(x)
+        run = partial(outputs_of, self.model, {})
         with torch.no_grad():
             parts = torch.split(records, _RECORDS_AT_ONCE)
             found = [self.task.outputs(run, self.inputs(part)) for part in parts]

@@ -100,7 +100,8 @@ class EpsilonSpread:
         """Read back; version 0.1 called a budget a grant."""
         if not values.get("spent"):
             return None
-        spent, told = Spread.from_dict(values["spent"]), values.get("budget", values.get("granted"))
+        spent = Spread.from_dict(values["spent"])
+        told = values.get("budget", values.get("granted"))
         budget = Spread.from_dict(told) if told else None
         return cls(spent=spent, budget=budget, accountants=tuple(values["accountant"]))
 

@@ -87,7 +87,8 @@ class RoundsSection(Section):
 
     def selection(self, method: str, population: int) -> Selection:
         """Return who takes part: everyone, a number of clients, or a fraction of the population."""
-        cohort, least = self.cohort, self.least_willing
+        cohort = self.cohort
+        least = self.least_willing
         sampling = self.sampling or find(method).sampling
         fixed = cohort is not None and sampling != "poisson"
         check(
@@ -154,7 +155,8 @@ class SecureSumSection(Section):
     @property
     def least_members(self) -> int:
         """How many sites a study needs: enough to sign, and honest ones to be hidden among."""
-        dropouts, colluders = self.tolerated_dropouts, self.colluders
+        dropouts = self.tolerated_dropouts
+        colluders = self.colluders
         return max(2 * dropouts + colluders + 1, dropouts + colluders + LEAST_HONEST)
 
     def over(self, strategy: Strategy) -> Strategy:
@@ -182,7 +184,8 @@ class MethodSection(BaseModel):
         """Build the method with its settings, the server's, over a secure sum if there is one, and
         who takes part if the population is known.
         """
-        settings, declared = self.settings(), find(self.name)
+        settings = self.settings()
+        declared = find(self.name)
         if population is not None:
             settings["selection"] = run.selection(self.name, population)
         if declared.secure:

@@ -62,10 +62,12 @@ class ServerSection(Section):
 
     def step(self, own: steps.Step, rounds: int) -> steps.Step:
         """Return the step that this section asks for, in place of a method's ``own``."""
-        step, given = own, self.model_dump(exclude_none=True, exclude=_NO_STEP)
+        step = own
+        given = self.model_dump(exclude_none=True, exclude=_NO_STEP)
         if given:
             kept = own if isinstance(own, steps.ServerSgd) else steps.ServerSgd()
-            lr, name = self._learning_rate(kept.lr, rounds), given.pop("optimizer", "sgd")
+            lr = self._learning_rate(kept.lr, rounds)
+            name = given.pop("optimizer", "sgd")
             start: steps.ServerSgd | steps.ServerAdam = kept
             if name != "sgd":
                 start = (steps.ServerAdam if name == "adam" else steps.ServerYogi)(lr=lr)
@@ -85,15 +87,18 @@ class ServerSection(Section):
 
     def _learning_rate(self, own: steps.LearningRate, rounds: int) -> steps.LearningRate:
         """The learning rate, over what the method's own step has."""
-        adaptive, plain = self.optimizer not in (None, "sgd"), own == steps.LearningRate()
+        adaptive = self.optimizer not in (None, "sgd")
+        plain = own == steps.LearningRate()
         check(
             self.lr is not None or not (adaptive and plain),
             "[server] lr",
             f"{self.optimizer} has no default",
             "give lr, for instance 0.1",
         )
-        decay, factor = self.schedule or own.decay, self.factor
-        exponential, where = decay == "exponential", "[server] factor"
+        decay = self.schedule or own.decay
+        factor = self.factor
+        exponential = decay == "exponential"
+        where = "[server] factor"
         check(exponential or factor is None, where, f"'{decay}' has none", "leave it out")
         check(
             not exponential or factor is not None or own.decay == decay,

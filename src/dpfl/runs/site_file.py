@@ -73,7 +73,8 @@ with warnings.catch_warnings():  # pydantic's models have an old method of the n
                         "leave one of the two out",
                     )
                 return
-            numbers, given = self.targets == "numbers", self.classes is not None
+            numbers = self.targets == "numbers"
+            given = self.classes is not None
             check(
                 not (numbers and given),
                 f"{at} classes",
@@ -219,7 +220,8 @@ class SiteFile(TomlFile):
             raise ConfigurationError(at, f"'{word}' was given", _UNITS) from error
 
     def _check_budget(self, budget: BudgetSection, at: str) -> None:
-        part, delta = budget.per_study or 0.0, budget.delta
+        part = budget.per_study or 0.0
+        delta = budget.delta
         check(
             part <= budget.epsilon,
             f"{at} per_study",

@@ -62,7 +62,8 @@ def first_problem(error: ValidationError, values: Any) -> Problem:
     """
     problems = error.errors()
     first = next((one for one in problems if one["type"] == "unknown_key"), problems[0])
-    told, path = first.get("ctx", {}), _path(first["loc"], values)
+    told = first.get("ctx", {})
+    path = _path(first["loc"], values)
     if first["type"] == "unknown_key":
         return Problem([*path, told["key"]], first["type"], told["key"], "", told["near"])
     if first["type"] == "missing":
@@ -86,7 +87,8 @@ def _path(place: Sequence[str | int], values: Any) -> list[str]:
     >>> _path(("budgets", "epsilon", "float"), {"budgets": {"epsilon": "x"}})
     ['budgets', 'epsilon']
     """
-    path, here = [], values
+    path = []
+    here = values
     for part in place:
         known = isinstance(here, Mapping) and part in here
         if known or (isinstance(here, list | tuple) and isinstance(part, int)):

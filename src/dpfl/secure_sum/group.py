@@ -116,7 +116,9 @@ def parted(members: int, colluders: int, least: int, neighbours: int) -> float:
     >>> parted(100, 1, 90, 99)
     0.0
     """
-    honest, survivors, others = members - colluders, least - colluders, members - 1
+    honest = members - colluders
+    survivors = least - colluders
+    others = members - 1
     total = 0.0
     for a in range(1, survivors // 2 + 1):
         b = survivors - a

@@ -114,7 +114,8 @@ def unpacked(payload: bytes, count: int, width: int, sender: str) -> np.ndarray:
     planes = np.zeros((count, word(width).itemsize), np.uint8)
     for byte in range(whole):
         planes[:, byte] = read[byte * count : (byte + 1) * count]
-    bits, length = read[whole * count :], (count + 7) // 8
+    bits = read[whole * count :]
+    length = (count + 7) // 8
     top = np.zeros(count, np.uint8)
     for bit in range(rest):
         ones = np.unpackbits(bits[bit * length : (bit + 1) * length], count=count)
@@ -138,7 +139,8 @@ def add_masks(numbers: np.ndarray, masks: Iterable[tuple[bytes, int]]) -> None:
     words = np.frombuffer(buffer, numbers.dtype, _CHUNK // numbers.itemsize)
     for start in range(0, len(numbers), len(words)):
         part = numbers[start : start + len(words)]
-        zeros, mask = _ZEROS[: part.nbytes], words[: len(part)]
+        zeros = _ZEROS[: part.nbytes]
+        mask = words[: len(part)]
         for stream, sign in streams:
             stream.update_into(zeros, buffer)
             (np.add if sign > 0 else np.subtract)(part, mask, out=part)

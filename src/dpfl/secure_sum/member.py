@@ -34,7 +34,8 @@ _WHERE = "secure sum"
 
 def make_keys(name: str, identity: Ed25519PrivateKey, terms: SumTerms) -> MemberState:
     """First phase: draw the one-time keys of a sum, signed by the member's identity."""
-    mask_seed, share_seed = keys.new_seed(), keys.new_seed()
+    mask_seed = keys.new_seed()
+    share_seed = keys.new_seed()
     mask, share = (keys.public_half(keys.agreement_key(one)) for one in (mask_seed, share_seed))
     own = MemberKeys(name=name, identity=keys.public_half(identity), mask=mask, share=share)
     own = replace(own, signature=keys.sign(identity, own.content(terms)))
@@ -65,7 +66,9 @@ def make_shares(state: MemberState, identity: Ed25519PrivateKey, roster: Roster)
         PeerError,
     )
     roster.check_signatures()
-    group, place, own_seed = roster.group, roster.place[own.name], keys.new_seed()
+    group = roster.group
+    place = roster.place[own.name]
+    own_seed = keys.new_seed()
     others = [number for number in range(len(roster.members)) if number != place]
     everyone = group.neighbours == len(others)
     chosen = () if everyone else keys.sample(others, group.neighbours)
@@ -77,7 +80,9 @@ def make_shares(state: MemberState, identity: Ed25519PrivateKey, roster: Roster)
     both = [
         keys.shares_of(seed, len(holders), group.recovering) for seed in (state.mask_seed, own_seed)
     ]
-    sealed, held, share_key = {}, {}, keys.agreement_key(state.share_seed)
+    sealed = {}
+    held = {}
+    share_key = keys.agreement_key(state.share_seed)
     for holder, *parts in zip(holders, *both, strict=True):
         content = b"".join(parts)
         if holder == place:
@@ -102,10 +107,12 @@ def make_masked(
     no longer holds what the mask is made of. Masking other integers in the same session would show
     their difference: the caller stores the answer, and never calls this twice in a session.
     """
-    roster, own = state.joined, state.keys.name
+    roster = state.joined
+    own = state.keys.name
     check(bool(state.own_seed), _WHERE, "was masked in this session already", _NEW_ROUND, PeerError)
     held = opened_shares(state, announced, sealed)
-    terms, place = roster.terms, roster.place[own]
+    terms = roster.terms
+    place = roster.place[own]
     check(
         len(numbers) == terms.numbers,
         _WHERE,
@@ -114,7 +121,8 @@ def make_masked(
         PeerError,
     )
     masked = integers.residues(numbers, terms.largest, terms.width)
-    key, others = keys.agreement_key(state.mask_seed), neighbours(roster, announced, own)
+    key = keys.agreement_key(state.mask_seed)
+    others = neighbours(roster, announced, own)
     masks = [pair_mask(roster, key, place, other) for other in others]
     integers.add_masks(masked, [(own_mask(state.own_seed, roster.session), 1), *masks])
     state = replace(state, held=held, mask_seed=b"", own_seed=b"", share_seed=b"")
@@ -125,7 +133,8 @@ def opened_shares(
     state: MemberState, announced: Mapping[str, Announcement], sealed: Mapping[str, bytes]
 ) -> dict[str, bytes]:
     """Open what others have sealed for this member; whatever is missing or changed is refused."""
-    roster, own = state.joined, state.keys.name
+    roster = state.joined
+    own = state.keys.name
     missing = sorted({*roster.names} - announced.keys())
     check(
         not missing,
@@ -142,7 +151,8 @@ def opened_shares(
         "pass on what members have sent",
         PeerError,
     )
-    key, place = keys.agreement_key(state.share_seed), roster.place[own]
+    key = keys.agreement_key(state.share_seed)
+    place = roster.place[own]
     held = dict(state.held or {})
     for name in roster.names:
         one = announced[name]
@@ -167,7 +177,8 @@ def sign_survivors(
     state: MemberState, identity: Ed25519PrivateKey, survivors: tuple[str, ...]
 ) -> tuple[MemberState, str]:
     """Fourth phase: sign the list of those whose masked inputs have arrived, one list only."""
-    roster, remedy = state.joined, "ask with the list that was signed"
+    roster = state.joined
+    remedy = "ask with the list that was signed"
     check(
         list(survivors) == sorted({*survivors} & {*roster.names}),
         _WHERE,
@@ -212,7 +223,8 @@ def reveal(
     and the other one is forgotten. ``signatures`` must show that enough members have signed the
     list that this one has signed.
     """
-    roster, survivors = state.joined, state.survivors
+    roster = state.joined
+    survivors = state.survivors
     check(
         survivors is not None,
         _WHERE,
@@ -221,7 +233,8 @@ def reveal(
         PeerError,
     )
     assert survivors is not None
-    content, valid = survivors_content(roster.session, survivors), 0
+    content = survivors_content(roster.session, survivors)
+    valid = 0
     for name, signature in signatures.items():
         if name in roster.place:
             member = roster.members[roster.place[name]]

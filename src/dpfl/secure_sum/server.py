@@ -51,7 +51,8 @@ def unmasked_sum(
     off, by the member who gave it and the member whom it is about. Shares that do not fit what was
     announced are refused by the name of the member whom they are about.
     """
-    terms, survivors = roster.terms, {*masked}
+    terms = roster.terms
+    survivors = {*masked}
     total = np.zeros(terms.numbers, integers.word(terms.width))
     for name, payload in sorted(masked.items()):
         total += integers.unpacked(payload, terms.numbers, terms.width, name)
@@ -73,7 +74,8 @@ def unmasked_sum(
             )
             masks.append((own_mask(seed, roster.session), -1))
             continue
-        key, place = keys.agreement_key(seed), roster.place[name]
+        key = keys.agreement_key(seed)
+        place = roster.place[name]
         check(
             keys.public_half(key) == roster.members[place].mask,
             f"secret of '{name}'",

@@ -153,7 +153,8 @@ class Roster:
     @cached_property
     def session(self) -> str:
         """The name of the session, hexadecimal: a hash of the terms and of all keys."""
-        group, members = self.group, [asdict(one) for one in self.members]
+        group = self.group
+        members = [asdict(one) for one in self.members]
         sizes = [self.terms.width, group.threshold, group.neighbours, group.recovering]
         content = keys.canonical("dpfl session", asdict(self.terms), sizes, members)
         return hashlib.sha256(content).hexdigest()
@@ -204,7 +205,8 @@ class Announcement:
         """Refuse one that its member has not signed, or that chooses another number of others."""
         where = f"announcement of '{self.name}'"
         check(self.name in roster.place, where, "is not a member's", _SAME, PeerError)
-        number, member = roster.place[self.name], roster.members[roster.place[self.name]]
+        number = roster.place[self.name]
+        member = roster.members[roster.place[self.name]]
         wanted = 0 if _complete(roster) else roster.group.neighbours
         good = len(set(self.chosen)) == len(self.chosen) == wanted and number not in self.chosen
         good = good and all(0 <= one < len(roster.members) for one in self.chosen)

@@ -52,7 +52,8 @@ class Trust:
 
     def check(self, roster: Roster) -> None:
         """Refuse a sum in which more members may collude than its noise was planned for."""
-        where, terms = f"site '{self.name}'", roster.terms
+        where = f"site '{self.name}'"
+        terms = roster.terms
         members = {one.name: one.identity for one in roster.members}
         found = self.colluders_among(members)
         unknown = sorted(members.keys() - {self.name} - self.pinned.keys())

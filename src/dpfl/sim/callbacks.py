@@ -79,8 +79,10 @@ class RoundEnd:
         ``features`` and ``targets`` are stored as the federation's are. Nothing accounts for this:
         give public records.
         """
-        federation, task = self.simulation.federation, self.task.of_records
-        given, wanted = tuple(features.shape[1:]), federation.record_shape
+        federation = self.simulation.federation
+        task = self.task.of_records
+        given = tuple(features.shape[1:])
+        wanted = federation.record_shape
         check(
             given == wanted,
             "public records",
@@ -122,7 +124,8 @@ class PublicMetric:
 
     def __init__(self, features: Any, targets: Any, metric: str | None = None) -> None:
         self.features = torch.as_tensor(np.array(features))
-        self.targets, self.metric = np.array(targets), metric
+        self.targets = np.array(targets)
+        self.metric = metric
         check(
             0 < len(self.features) == len(targets),
             "PublicMetric",
@@ -208,7 +211,8 @@ class EarlyStopping:
     def verdict(self, measured: Mapping[int, float], task: Task) -> str | None:
         """Say why training ends, given what was measured after which round; None if it goes on."""
         sign = 1.0 if self._higher(task) else -1.0
-        best, since = -math.inf, 0
+        best = -math.inf
+        since = 0
         for value in measured.values():
             gained = sign * value > best + self.least_gain  # NaN is never a gain
             best, since = (sign * value, 0) if gained else (best, since + 1)
@@ -232,7 +236,8 @@ class AfterRound:
     """
 
     def __init__(self, callbacks: Sequence[Callback], stopping: EarlyStopping | None) -> None:
-        self.callbacks, self.stopping = callbacks, stopping
+        self.callbacks = callbacks
+        self.stopping = stopping
         self.measured: dict[int, float | None] | None = None
         self.stopped = False  # by a callback or by early stopping
 

@@ -34,7 +34,8 @@ def run_experiment(
     round with its number, how many there are, and its record.
     """
     with _opened(experiment, folder, resume, data_folder, workers) as simulation:
-        summary, told = simulation.play(progress), experiment.to_toml()
+        summary = simulation.play(progress)
+        told = experiment.to_toml()
         return result_of(simulation, summary, description=told, python=False)
 
 
@@ -82,7 +83,8 @@ def setup_of(
     ``data_folder`` is where data sets lie that do not ship with dpfl.
     """
     experiment.check()
-    own, federation = experiment.run, experiment.federation(data_folder)
+    own = experiment.run
+    federation = experiment.federation(data_folder)
     return Setup(
         model=experiment.build_model(federation),
         federation=federation,

@@ -79,7 +79,8 @@ def forecast(
         ratio = _records(agreement, members)
     else:
         ratio = _clients(agreement, members, seed)
-    recipe, numbers = strategy.recipe, dict(agreement.terms.recipe)
+    recipe = strategy.recipe
+    numbers = dict(agreement.terms.recipe)
     return NoiseForecast(
         method=strategy.name,
         promise=strategy.promise,
@@ -110,10 +111,14 @@ def _shared(agreement: Agreement, members: Mapping[str, Member]) -> float:
 
 def _records(agreement: Agreement, members: Mapping[str, Member]) -> float:
     """The ratio where each client adds noise to its own records' gradients."""
-    strategy, layout, terms = agreement.strategy, agreement.layout, agreement.terms
+    strategy = agreement.strategy
+    layout = agreement.layout
+    terms = agreement.terms
     if strategy.local.own_noise:
         return _shared(agreement, members)
-    ids, noise, signal = sorted(members), {}, {}
+    ids = sorted(members)
+    noise = {}
+    signal = {}
     for client in ids:
         participant = members[client].participant
         phases = agreement.phases(participant)
@@ -137,7 +142,8 @@ def _records(agreement: Agreement, members: Mapping[str, Member]) -> float:
 
 def _clients(agreement: Agreement, members: Mapping[str, Member], seed: PublicSeed) -> float | None:
     """The ratio where noise on the sum hides a client; None where no closed form is known."""
-    ids, terms = tuple(sorted(members)), agreement.terms
+    ids = tuple(sorted(members))
+    terms = agreement.terms
     found = [maker.noise_in_sum(ids, terms, seed) for maker in agreement.strategy.noise_makers()]
     if not found or found[0] is None:
         return None

@@ -100,9 +100,12 @@ class Simulation:
     tried: bool = False
 
     def __post_init__(self) -> None:
-        federation, run, task = self.federation, self.run, self.federation.task
+        federation = self.federation
+        run = self.run
+        task = self.federation.task
         strategy = self.strategy.protecting(federation.unit, single=task.plain)
-        shape, wanted = federation.feature_shape, federation.target_shape
+        shape = federation.feature_shape
+        wanted = federation.target_shape
         if not self.tried:
             check_model(self.model, shape, task, federation.inputs, wanted)
         self.strategy = strategy = strategy.for_model(self.model)
@@ -163,12 +166,16 @@ class Simulation:
         ``until`` the simulation halts at that round, as a search does that compares candidates
         early; there is no summary yet, nor where none is asked for.
         """
-        began, rounds, ended_early = time.perf_counter(), self.planned, self._stopped(after)
-        halt, left = min(until or rounds, rounds), frozenset[str]()
+        began = time.perf_counter()
+        rounds = self.planned
+        ended_early = self._stopped(after)
+        halt = min(until or rounds, rounds)
+        left = frozenset[str]()
         self.keep_state()
         with self._workers() as workers:
             while self.state.round < halt and ended_early is None:
-                marks, round_ = [time.perf_counter()], self.state.round
+                marks = [time.perf_counter()]
+                round_ = self.state.round
                 willing = partial(self._willing, round_)
                 plan = open_round(self.agreement, self.state, self.run, willing)
                 if plan.over:
@@ -193,9 +200,13 @@ class Simulation:
 
     def _workers(self) -> Workers:
         """Who computes the clients' part: this process, a pool of processes, or a Ray cluster."""
-        seed, on_ray, count = self.run.seed, self.engine == "ray", self.workers
+        seed = self.run.seed
+        on_ray = self.engine == "ray"
+        count = self.workers
         secret = partial(secret_for, run_secret(seed) if on_ray else seed, "client")
-        agreement, name, model = self.agreement, self.run.name, self.work.model
+        agreement = self.agreement
+        name = self.run.name
+        model = self.work.model
         workshop = partial(Workshop, agreement=agreement, run=name, model=model, secret=secret)
         worker = Worker(workshop, self.engine, self.device, self.work.members(self.members))
         if on_ray:
@@ -211,7 +222,8 @@ class Simulation:
         """A round that was opened; ``marks`` are the moments at which its stages end."""
         marks.append(time.perf_counter())
         # ---- clients: each charges its own account, then works -----------------------------------
-        state, members = self.state, {client: self.members[client] for client in plan.cohort.ids}
+        state = self.state
+        members = {client: self.members[client] for client in plan.cohort.ids}
         abstaining = self._admit(state.round, members)
         active = {client: own for client, own in members.items() if client not in abstaining}
         blocks = blocks_of(self.agreement, active, workers.engine)
@@ -227,7 +239,8 @@ class Simulation:
             state = truth.with_true_noise(state, noise)
         self.state, record = close_round(self.agreement, state, plan, uplinks, self.run)
         marks.append(time.perf_counter())
-        record, done = truth.compared(self.agreement, record, noise), self.state.round
+        record = truth.compared(self.agreement, record, noise)
+        done = self.state.round
         if done > 0 and (done % self.evaluate_every == 0 or done == self.planned):
             record = replace(record, scores=self.evaluate())
         if self.accounted is not None and self.accounted.is_due(done):
@@ -250,7 +263,8 @@ class Simulation:
     def keep_state(self) -> None:
         """Write the state to go on from, where there is a folder."""
         if self.folder is not None:
-            run, digest = self.run.name, self.digest
+            run = self.run.name
+            digest = self.digest
             own = Checkpoint(state=self.state, run=run, experiment=digest, private=self.private)
             self.folder.save_state(own)
 
@@ -264,5 +278,6 @@ class Simulation:
         ``details`` asks for all metrics, and for each client's value.
         """
         write_buffers(self.model, self.state.buffers)
-        personal, private = self.strategy.personal, self.private
+        personal = self.strategy.personal
+        private = self.private
         return self.work.evaluation(self.published(), personal, private, details=details)

@@ -142,8 +142,12 @@ def noisy_sums(
         "give the clients test records",
         DataError,
     )
-    numbers, copies, unit = measure.numbers * len(models), len(models), federation.unit
-    stds, plans, channel = {}, [], level.channel
+    numbers = measure.numbers * len(models)
+    copies = len(models)
+    unit = federation.unit
+    stds = {}
+    plans = []
+    channel = level.channel
     colluders = channel.colluders if channel.group(len(members)) else math.inf
     about = Promise(unit=unit, adjacency=Adjacency.ZERO_OUT, observer=_SERVER, colluders=colluders)
     for client, member in members.items():

@@ -135,8 +135,10 @@ class Result:
 
     def _facts(self) -> dict[str, str]:
         """What came out, in a few words."""
-        summary, scores = self.summary, self.summary.scores
-        rounds, epsilon = summary.rounds, summary.epsilon
+        summary = self.summary
+        scores = self.summary.scores
+        rounds = summary.rounds
+        epsilon = summary.epsilon
         early = f" ({rounds.ended_early})" if rounds.ended_early else ""
         return {
             "method": summary.method,

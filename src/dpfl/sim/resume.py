@@ -20,8 +20,10 @@ def resume(simulation: Simulation, found: Checkpoint) -> None:
     assert folder is not None
     found.check_follows(simulation.state, folder.checkpoint)
     simulation.state, simulation.private, done = found.state, dict(found.private), found.state.round
-    where, first = str(folder.ledger), simulation.agreement.first_round
-    ledger, name = simulation.run.ledger, simulation.run.name
+    where = str(folder.ledger)
+    first = simulation.agreement.first_round
+    ledger = simulation.run.ledger
+    name = simulation.run.name
     charged = ledger.last_charged(name)
     check(
         (first - 1 if charged is None else charged) >= done - 1,

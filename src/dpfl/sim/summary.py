@@ -25,9 +25,13 @@ def summarise(
 
     ``left`` names clients that could not afford a round that was never opened.
     """
-    state, history = simulation.state, simulation.history
-    strategy, model, layout = simulation.strategy, simulation.model, simulation.layout
-    lines, task = statements_of(simulation), simulation.federation.task
+    state = simulation.state
+    history = simulation.history
+    strategy = simulation.strategy
+    model = simulation.model
+    layout = simulation.layout
+    lines = statements_of(simulation)
+    task = simulation.federation.task
     summary = Summary(
         method=strategy.name,
         run=simulation.run.name,
@@ -49,7 +53,8 @@ def summarise(
     )
     if (folder := simulation.folder) is not None:
         # The model file is for the world: no count of rounds, no name, nothing measured.
-        card, vector = card_of(simulation, summary.flags), simulation.published()
+        card = card_of(simulation, summary.flags)
+        vector = simulation.published()
         save_model(folder, model, card, vector=vector, buffers=state.buffers)
         folder.save_summary(summary)
     return summary
@@ -59,7 +64,9 @@ def card_of(simulation: Simulation, flags: Iterable[RaisedFlag]) -> ModelCard:
     """Say what the model is, for whoever predicts with it; of the ``flags`` those that are
     public.
     """
-    model, federation, built = simulation.model, simulation.federation, simulation.built
+    model = simulation.model
+    federation = simulation.federation
+    built = simulation.built
     return ModelCard.of(model, federation, built=built, note=public_note(flags))
 
 
@@ -67,7 +74,9 @@ def statements_of(simulation: Simulation, observer: Observer | None = None) -> l
     """What each client spent against an adversary: its own budget's, else the strategy's, if none
     is named.
     """
-    ledger, protects, found = simulation.run.ledger, simulation.protects, []
+    ledger = simulation.run.ledger
+    protects = simulation.protects
+    found = []
     usual = simulation.strategy.observer if protects else Observer.SERVER
     for client, member in simulation.members.items():
         own = member.budget.observer if member.budget and protects else None
@@ -123,7 +132,8 @@ def flags_of(simulation: Simulation, *, played: bool) -> tuple[RaisedFlag, ...]:
 
 def _weak_deltas(simulation: Simulation) -> str:
     """Whose delta allows to give a whole unit away; empty if nobody's does."""
-    members, by_client = simulation.members, not simulation.strategy.unit.of_data
+    members = simulation.members
+    by_client = not simulation.strategy.unit.of_data
     hidden = {c: len(members) if by_client else m.shard.examples for c, m in members.items()}
     weak = [c for c, m in members.items() if m.budget and m.budget.delta * hidden[c] >= 1]
     if not weak or not simulation.protects:

@@ -28,13 +28,17 @@ class TrainedPart:
         self, *, model: nn.Module, layout: Layout, federation: Federation, device: str
     ) -> None:
         self._features, self.model = split_features(model, federation.task)
-        self._layout, self._federation, self._device = layout, federation, device
+        self._layout = layout
+        self._federation = federation
+        self._device = device
         self._evaluation: Evaluation | None = None
         if self._features is None:
             self._evaluation = self._evaluating()  # refuses test records that cannot be scored
 
     def _evaluating(self) -> Evaluation:
-        model, layout, device = self.model, self._layout, self._device
+        model = self.model
+        layout = self._layout
+        device = self._device
         return Evaluation(model=model, layout=layout, federation=self._federation, device=device)
 
     def _compute_features(self) -> None:
@@ -53,5 +57,6 @@ class TrainedPart:
     def members(self, members: Mapping[str, Member]) -> dict[str, Member]:
         """The members with the records that local work is done on."""
         self._compute_features()
-        shards, inputs = self._federation.shards, self._federation.inputs
+        shards = self._federation.shards
+        inputs = self._federation.inputs
         return {c: replace(m, shard=shards[c], inputs=inputs) for c, m in members.items()}

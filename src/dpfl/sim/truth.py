@@ -22,7 +22,8 @@ def true_noise(agreement: Agreement, members: Mapping[str, Member]) -> dict[str,
     """
     if not agreement.strategy.local.private:
         return dict.fromkeys(members, 0.0)
-    found, share = {}, partial(agreement.strategy.local.in_cohort, drawn=len(members))
+    found = {}
+    share = partial(agreement.strategy.local.in_cohort, drawn=len(members))
     for client, member in members.items():
         own = member.participant
         phases = share(agreement.phases(own))
@@ -88,7 +89,8 @@ def with_largest_budget(members: Mapping[str, Member]) -> dict[str, Member]:
 
     It shows what a federation of generous clients would reach; no real site's ledger allows it.
     """
-    largest, raised = max((m.budget.epsilon for m in members.values() if m.budget), default=0), {}
+    largest = max((m.budget.epsilon for m in members.values() if m.budget), default=0)
+    raised = {}
     for client, member in members.items():
         own = replace(member.budget, epsilon=largest) if member.budget else None
         raised[client] = replace(member, budget=own)

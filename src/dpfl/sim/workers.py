@@ -44,7 +44,8 @@ class Worker:
         self, workshop: partial[Workshop], engine: str, device: str, members: Mapping[str, Member]
     ) -> None:
         self.arguments = (workshop, engine, device, members)
-        self.workshop, self.members = workshop(engine=make_engine(engine, device)), members
+        self.workshop = workshop(engine=make_engine(engine, device))
+        self.members = members
 
     def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
         return type(self), self.arguments
@@ -64,7 +65,8 @@ class Workers:
     """
 
     def __init__(self, worker: Worker) -> None:
-        self._worker, self.engine = worker, worker.workshop.engine
+        self._worker = worker
+        self.engine = worker.workshop.engine
 
     def run(
         self, downloads: Mapping[str, bytes], blocks: Sequence[Sequence[str]], private: Private

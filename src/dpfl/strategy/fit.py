@@ -61,7 +61,8 @@ class Strategy(Accounting):
         check(good, self.name, problem, remedy, PrivacyRefusal)
 
     def _check_sum(self) -> None:
-        lost, given = self.channel.tolerated_dropouts, self.tolerated_dropouts
+        lost = self.channel.tolerated_dropouts
+        given = self.tolerated_dropouts
         check(
             lost == given,
             self.name,
@@ -117,7 +118,8 @@ class Strategy(Accounting):
         problem = "shares of noise over a cohort of random size would tell who was drawn"
         remedy = "draw a fixed number of clients (sampling = 'uniform'), or use noise = 'local'"
         self._refuse_unless(not sharing or self.selection.sampling != "poisson", problem, remedy)
-        dropouts, colluders = self.tolerated_dropouts, self.channel.colluders
+        dropouts = self.tolerated_dropouts
+        colluders = self.channel.colluders
         known = f"{dropouts} are tolerated" + f" beside {colluders} colluders" * bool(colluders)
         for noise in sharing:
             made = getattr(noise, "tolerated_dropouts", 0)

@@ -178,7 +178,8 @@ def _of_fields(kind: type) -> list[str]:
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """What a factory or a dataclass takes, with types as annotations."""
-    hints, known = typing.get_type_hints(function), inspect.signature(function).parameters
+    hints = typing.get_type_hints(function)
+    known = inspect.signature(function).parameters
     return [p.replace(annotation=hints[p.name]) for p in known.values()]
 
 
@@ -234,7 +235,8 @@ def _fits(value: Any, kinds: set[Any]) -> bool:
 
 def _kinds(annotation: Any) -> set[Any]:
     """The kinds a setting may have: of float | Literal["auto"] they are float and str."""
-    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    parts = typing.get_args(annotation)
     if origin is Literal:
         return {type(value) for value in parts}
     if origin in (typing.Union, types.UnionType):

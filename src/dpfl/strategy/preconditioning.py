@@ -94,7 +94,8 @@ class Preconditioning(Recipe):
 
     def for_model(self, strategy: S, model: nn.Module) -> S:
         """Take the kind and the number of features from a model with a linear head."""
-        buffers, where = dict(model.named_buffers()), f"method '{strategy.name}'"
+        buffers = dict(model.named_buffers())
+        where = f"method '{strategy.name}'"
         check(
             isinstance(model, OnFeatures) and CENTRE in buffers,
             where,
@@ -102,7 +103,8 @@ class Preconditioning(Recipe):
             "use the model 'linear_head', or a method for any model",
         )
         assert isinstance(model, OnFeatures)
-        linear, constant = model.linear, getattr(model, "constant", None)
+        linear = model.linear
+        constant = getattr(model, "constant", None)
         assert isinstance(linear, nn.Linear)
         kinds = {value: kind for kind, value in CONSTANTS.items()}
         kind: Kind = "images" if constant is None else kinds[constant.value]
@@ -185,7 +187,8 @@ class Preconditioning(Recipe):
     def words(self, numbers: Numbers) -> list[tuple[str, str]]:
         """What was planned, and from what it follows."""
         assert self.rules is not None
-        own, rules = numbers, self.rules
+        own = numbers
+        rules = self.rules
         signal = "sum of mu_i sqrt(h) n_i / sqrt(k)" if rules.summed else "sqrt(sum (mu_i n_i)^2)"
         second = {"images": "whitening", "tables": "scales", "text": "scales"}[rules.kind]
         shares = f"mean {own['mean_share']:.3g}, {second} {own['second_share']:.3g}"

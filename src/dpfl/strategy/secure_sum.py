@@ -44,7 +44,8 @@ def with_secure_sum(
 
 def _check_sums(strategy: Strategy) -> None:
     """Refuse what cannot be a sum of single uploads at all."""
-    where, other = f"secure sum of '{strategy.name}'", "use another method"
+    where = f"secure sum of '{strategy.name}'"
+    other = "use another method"
     kind = type(strategy.channel).__name__
     check(
         strategy.channel.sees_rows,
@@ -87,7 +88,8 @@ def _check_sums(strategy: Strategy) -> None:
 
 def _client_level(strategy: Strategy, channel: SecureSum) -> Strategy:
     """Share noise out among the clients, for the honest ones of them."""
-    where, missing = f"secure sum of '{strategy.name}'", channel.tolerated_dropouts
+    where = f"secure sum of '{strategy.name}'"
+    missing = channel.tolerated_dropouts
     given = strategy.tolerated_dropouts
     check(
         given in (0, missing),
@@ -160,7 +162,8 @@ def _without_trust(strategy: Strategy) -> Strategy:
 
 def _record_level(strategy: Strategy, channel: SecureSum) -> Strategy:
     """Weigh updates at the clients, by constants; share the noise of a single local step."""
-    where, local = f"secure sum of '{strategy.name}'", strategy.local
+    where = f"secure sum of '{strategy.name}'"
+    local = strategy.local
     check(
         strategy.personal is None and not strategy.stages,
         where,
@@ -172,7 +175,8 @@ def _record_level(strategy: Strategy, channel: SecureSum) -> Strategy:
     remedy = "use a method that weighs all alike, or by what they claim"
     if weights is None:
         raise ConfigurationError(where, problem, remedy)
-    missing, shared = channel.tolerated_dropouts, local.one_step
+    missing = channel.tolerated_dropouts
+    shared = local.one_step
     sharing = shared or bool(strategy.releases)
     seen = channel.assumptions if sharing else (channel.hides, COMPUTATIONAL)
     kept = [text for text in strategy.assumptions if not shared or text != OWN_NOISE]

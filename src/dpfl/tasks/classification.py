@@ -225,7 +225,8 @@ class Binary(Task):
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Logistic loss of the logit, times the weight of positive records."""
         weight = torch.tensor(self.positive_weight, device=outputs.device)
-        logits, wanted = outputs.reshape(len(targets)), targets.to(outputs.dtype)
+        logits = outputs.reshape(len(targets))
+        wanted = targets.to(outputs.dtype)
         return F.binary_cross_entropy_with_logits(
             logits, wanted, pos_weight=weight, reduction="none"
         )

@@ -88,9 +88,11 @@ def _by_probability(found: Evaluated) -> list[tuple[np.ndarray, np.ndarray]]:
     each column that has both kinds of records; of two classes, the second counts.
     """
     assert found.probabilities is not None
-    wanted, chances = found.one_hot, found.probabilities
+    wanted = found.one_hot
+    chances = found.probabilities
     if found.targets.ndim == 1 and wanted.shape[1] == 2:
-        wanted, chances = wanted[:, 1:], chances[:, 1:]
+        wanted = wanted[:, 1:]
+        chances = chances[:, 1:]
     columns = []
     for column, chance in zip(wanted.T, chances.T, strict=True):
         if 0 < column.sum() < len(column):
@@ -109,10 +111,13 @@ def calibration_error(found: Evaluated) -> float:
     assert found.probabilities is not None
     chances = found.probabilities
     if found.targets.ndim == 2:  # each label is a decision of its own
-        sure, right = np.maximum(chances, 1 - chances), found.predictions == found.targets
+        sure = np.maximum(chances, 1 - chances)
+        right = found.predictions == found.targets
     else:
-        sure, right = chances.max(axis=1), found.predictions == found.targets
-    sure, right = sure.ravel(), right.ravel()
+        sure = chances.max(axis=1)
+        right = found.predictions == found.targets
+    sure = sure.ravel()
+    right = right.ravel()
     bins = np.minimum((sure * _BINS).astype(int), _BINS - 1)
     differences = np.bincount(bins, weights=sure - right, minlength=_BINS)
     return float(np.abs(differences).sum() / max(1, len(sure)))

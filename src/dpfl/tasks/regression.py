@@ -84,7 +84,8 @@ class Regression(Task):
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Half the squared error, or Huber's loss; the mean over a record's targets."""
-        found, wanted = outputs.reshape(len(targets), -1), targets.reshape(len(targets), -1)
+        found = outputs.reshape(len(targets), -1)
+        wanted = targets.reshape(len(targets), -1)
         if self.loss == "huber":
             each = F.huber_loss(found, wanted, delta=self.delta, reduction="none")
         else:

@@ -94,7 +94,8 @@ def check_stage(stage: Stage) -> None:
             assert same, f"{stage} says linear, but is not"
 
     if std > 0:
-        rng, zero = SecretRng.simulated(PublicSeed(7)), torch.zeros(LAYOUT.size)
+        rng = SecretRng.simulated(PublicSeed(7))
+        zero = torch.zeros(LAYOUT.size)
         draws = range(200_000 // LAYOUT.size)
         noise = [stage.client(zero, dict(shared), CLIENT, rng) for _ in draws]
         has_std(stage, torch.stack(noise), std)
@@ -119,7 +120,9 @@ def check_selection(selection: Selection) -> None:
         same = drawn == selection.order(candidates, seed)
         assert same, f"{selection} depends on something else than its seed"
 
-    size, rate, rounds = selection.cohort_size(8), selection.rate(8), 4000
+    size = selection.cohort_size(8)
+    rate = selection.rate(8)
+    rounds = 4000
     draws = (selection.order(candidates, PublicSeed(i))[:size] for i in range(rounds))
     counts = Counter(client for drawn in draws for client in drawn)
     tolerance = 5 * math.sqrt(max(rate * (1 - rate), 1e-12) * rounds) + 1e-9
@@ -142,7 +145,8 @@ def check_local_work(local: LocalWork) -> None:
     >>> settings = ClientSettings(batch_size=4, local_steps=2, lr=0.1)
     >>> check_local_work(DpSgd(client_settings=settings, clip=1.0))
     """
-    budget, settings = Budget(epsilon=2.0, delta=1e-3), ClientSettings()
+    budget = Budget(epsilon=2.0, delta=1e-3)
+    settings = ClientSettings()
     participants = [
         Participant(examples=examples, client_settings=settings, budget=budget)
         for examples in (5, 40)
@@ -227,18 +231,21 @@ def check_engine(engine: Engine, *, tolerance: float = 5e-5) -> None:
     work = [(4, 3, 0.1), (4, 3, 0.5), (7, 2, 0.3), (50, 3, 0.2)]
 
     def job(i: int, batch: int, steps: int, lr: float) -> Job:
-        generator, rng = PublicSeed(i).generator(), SecretRng.simulated(PublicSeed(100 + i))
+        generator = PublicSeed(i).generator()
+        rng = SecretRng.simulated(PublicSeed(100 + i))
         phase = Phase(steps=steps, batch_size=batch, sampling="poisson", lr=lr, clip=0.5 + 0.1 * i)
         phase = replace(phase, noise_multiplier=0.1 * i, momentum=0.3 * i, proximal=0.2 * i)
         own = (replace(phase, clipping=CLIPPINGS[i % 3], weight_decay=0.01 * i),)
-        x, y = torch.randn(20, 6, generator=generator), torch.arange(20) % 3
+        x = torch.randn(20, 6, generator=generator)
+        y = torch.arange(20) % 3
         return Job(client=str(i), start=start, phases=own, features=x, labels=y, rng=rng)
 
     mine, theirs = ([job(i, *how) for i, how in enumerate(work)] for _ in range(2))
     blocks = engine.blocks([own.phases for own in mine])
     whole = sorted(i for block in blocks for i in block) == list(range(len(work)))
     assert whole, f"{engine} leaves someone out, or takes someone twice"
-    found, oracle = engine.run(model, layout, mine), OneByOne().run(model, layout, theirs)
+    found = engine.run(model, layout, mine)
+    oracle = OneByOne().run(model, layout, theirs)
     for task, own, right in zip(mine, found, oracle, strict=True):
         error = float((own - right).norm() / (right - start).norm())
         assert error < tolerance, f"{engine} is {error:.2e} off; counterexample: {task.phases}"

@@ -160,15 +160,18 @@ def _transcript(
     torch.manual_seed(0)
     usual = nn.Sequential(nn.Linear(_FEATURES, 4, bias=False), nn.Linear(4, _CLASSES, bias=False))
     model = usual if given is None else copy.deepcopy(given)
-    generator, labels = PublicSeed(1).generator(), torch.arange(12) % _CLASSES
-    arrays, budgets = {}, {}
+    generator = PublicSeed(1).generator()
+    labels = torch.arange(12) % _CLASSES
+    arrays = {}
+    budgets = {}
     for i in range(4):
         x = torch.randn(12, _FEATURES, generator=generator)
         kept = 0.0 if zeroed and f"c{i}" == VICTIM else 1.0
         arrays[f"c{i}"] = (x * kept, labels, x[:2], labels[:2])
         budgets[f"c{i}"] = Budget(epsilon=2.0**i, delta=1e-5)
     federation = Federation.from_arrays(arrays, classes=_CLASSES, budgets=budgets)
-    members, layout = honest_members(federation), Layout.of_module(model)
+    members = honest_members(federation)
+    layout = Layout.of_module(model)
     claims = {client: member.claims for client, member in members.items()}
     agreement = rounds.enrol(
         strategy, claims, 1, layout, rounds.buffer_shapes(model, strategy.releases)
@@ -184,10 +187,8 @@ def _transcript(
             model=model,
             secret=lambda round_, client: run.secret("client", round_, client),
         )
-        state, admit = (
-            rounds.first_state(agreement, layout.read(model)),
-            rounds.charging(agreement, run),
-        )
+        state = rounds.first_state(agreement, layout.read(model))
+        admit = rounds.charging(agreement, run)
         while state.round < 1:
             plan = rounds.open_round(agreement, state, run, lambda client: True)
             cohort = {client: members[client] for client in plan.cohort.ids}

@@ -46,9 +46,11 @@ def check_sampler() -> dict[int, float]:
     cells = [(number, sign) for number in range(grid_noise.CELLS) for sign in (1, -1)]
     shares = _cell_shares()
     drawn = [_rare(number, sign) * shares[number] for number, sign in cells]
-    mass, often = sum(part.sum() for part in drawn), 1 - Wide(1) / 512
+    mass = sum(part.sum() for part in drawn)
+    often = 1 - Wide(1) / 512
     limits = dict.fromkeys((2, 6, 10), 0.0)
-    total, square = Wide(0), Wide(0)
+    total = Wide(0)
+    square = Wide(0)
     for (number, sign), part in zip(cells, drawn, strict=True):
         x = _integers(number, sign)
         real = often * grid_noise.fast(x).astype(Wide) + (1 - often) * part / mass
@@ -79,7 +81,8 @@ def _integers(number: int, sign: int) -> np.ndarray:
 
 def _rare(number: int, sign: int) -> np.ndarray:
     """How often the rare path draws each integer of a cell that it has proposed."""
-    rest, roof = grid_noise.rest(_integers(number, sign)), grid_noise.ROOFS[number]
+    rest = grid_noise.rest(_integers(number, sign))
+    roof = grid_noise.ROOFS[number]
     assert rest.min() > 0, f"the fast path exceeds the ideal law in cell {number}"
     assert rest.max() <= roof, f"the envelope is too low in cell {number}"
     odds = np.ceil(rest / roof * 2.0**53).clip(0, 2.0**53).astype(Wide)

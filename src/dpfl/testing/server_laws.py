@@ -46,7 +46,8 @@ def check_channel(channel: Channel) -> None:
     >>> from dpfl.plugs.channels import Digital
     >>> check_channel(Digital())
     """
-    dropouts, colluders = channel.tolerated_dropouts, channel.colluders
+    dropouts = channel.tolerated_dropouts
+    colluders = channel.colluders
     fewest = 1 + max(channel.least(1), colluders + 2 * dropouts)
 
     @always(st.integers(fewest, fewest + 5), SEED)
@@ -148,7 +149,8 @@ def check_central_noise(noise: CentralNoise, *, bound: float = 0.7) -> None:
     noise = noise.resolve(TERMS)
 
     def noisy(numbers: int) -> Tensor:
-        zero, rng = torch.zeros(numbers, dtype=torch.float64), SecretRng.simulated(PublicSeed(7))
+        zero = torch.zeros(numbers, dtype=torch.float64)
+        rng = SecretRng.simulated(PublicSeed(7))
         found, _, _ = noise.add(noise.start(TERMS, LAYOUT), zero, bound, rng)
         well_formed(noise, found, zero.shape)
         return found
@@ -169,7 +171,8 @@ def check_denoiser(denoise: Denoiser) -> None:
 
     @always(SEED)
     def tame(seed: PublicSeed) -> None:
-        aggregate, state = _aggregate(seed), denoise.start(TERMS, LAYOUT)
+        aggregate = _aggregate(seed)
+        state = denoise.start(TERMS, LAYOUT)
         one = _pure(denoise, state, aggregate)
         if denoise.linear:
             two = denoise(state, replace(aggregate, vector=2 * aggregate.vector))[0]
@@ -190,7 +193,8 @@ def check_step(step: Step) -> None:
 
     @always(SEED)
     def tame(seed: PublicSeed) -> None:
-        state, aggregate = step.start(TERMS, LAYOUT), _aggregate(seed)
+        state = step.start(TERMS, LAYOUT)
+        aggregate = _aggregate(seed)
         shapes = {name: tensor.shape for name, tensor in state.items()}
         for round_ in range(4):
             aggregate = replace(aggregate, round=round_)

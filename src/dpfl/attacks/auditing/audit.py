@@ -65,7 +65,8 @@ def audit(
     """
     from dpfl.attacks.auditing.faults import caught_in
 
-    how, began = how or Audit(), time.perf_counter()
+    how = how or Audit()
+    began = time.perf_counter()
     found: list[AuditLine] = []
     left_out: dict[str, str] = {}
     for number, name in enumerate(methods):
@@ -162,7 +163,8 @@ def _line(
     claim = claims(many, many.play(nobody, 1))
     if not claim.finite or claim.epsilon() > LARGEST_CLAIM:
         return f"it claims {shown(claim.epsilon())} there, which no audit comes near"
-    confidence, coins = 1 - (1 - how.confidence) / TESTS, 2 * how.coins
+    confidence = 1 - (1 - how.confidence) / TESTS
+    coins = 2 * how.coins
     trials = _together(_played(many, -(-how.canaries // many.canaries), coins, how.seed, fault))
     bounds = canary_bounds(trials, claim, confidence)
     own = claims(few, few.play(np.zeros(few.canaries, dtype=bool), 1))
@@ -182,7 +184,8 @@ def _line(
 
 def _reached(trials: Trials) -> float:
     """How many standard deviations apart scores of present and absent canaries are."""
-    there, gone = trials.scores[trials.present], trials.scores[~trials.present]
+    there = trials.scores[trials.present]
+    gone = trials.scores[~trials.present]
     return float((there.mean() - gone.mean()) / max(gone.std(), 1e-12 * abs(there.mean()), 1e-300))
 
 

@@ -118,8 +118,10 @@ class Game:
         It is read under the game's adjacency; where samples of a fixed size have a bound under
         replace-one only, under that.
         """
-        seen_by, promise = observer or self.observer, transcript.agreement.strategy.promise
-        history, reading = transcript.history(self.clients[0], seen_by), self.adjacency
+        seen_by = observer or self.observer
+        promise = transcript.agreement.strategy.promise
+        history = transcript.history(self.clients[0], seen_by)
+        reading = self.adjacency
         if any(event.sampling == "uniform" for event in history):
             reading = Adjacency.REPLACE_ONE
         promise = replace(promise, observer=seen_by, adjacency=reading)

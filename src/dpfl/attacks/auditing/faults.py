@@ -84,7 +84,8 @@ def quiet_releases() -> AbstractContextManager[Any]:
 
 def rounds_alone(game: Game, seen: Transcript) -> Claim:
     """Claim what the rounds cost, without the releases before them."""
-    agreement, participant = seen.agreement, seen.participant(game.clients[0])
+    agreement = seen.agreement
+    participant = seen.participant(game.clients[0])
     cost = agreement.plan(game.observer, participant).of_round
     return replace(game.claim(seen), history=cost.times(agreement.terms.participations))
 
@@ -174,7 +175,8 @@ def caught_in(
     for fault in FAULTS:
         if not fault.fits(method, how) or (fault.simulated and make is not games):
             continue
-        own, by = fault.change(how), Counter[str]()
+        own = fault.change(how)
+        by = Counter[str]()
         caught = 0
         for number in range(runs):
             progress(f"{method.name}: {fault.name}", number, runs)

@@ -59,7 +59,8 @@ class Trials:
 
     def guessed(self, guesses: int) -> int:
         """How many guesses are right: the higher half is said to be there, the lower one not."""
-        order, high = np.argsort(self.scores, kind="stable"), (guesses + 1) // 2
+        order = np.argsort(self.scores, kind="stable")
+        high = (guesses + 1) // 2
         said_there = order[len(order) - high :]
         said_gone = order[: guesses - high]
         return int(self.present[said_there].sum() + (~self.present[said_gone]).sum())
@@ -117,7 +118,8 @@ def guesses_refute(
     curve: Curve, canaries: int, guesses: int, right: int, significance: float
 ) -> bool:
     """Whether so many right guesses refute that a mechanism has this trade-off curve."""
-    hit, missed = significance * right / canaries, significance * (guesses - right) / canaries
+    hit = significance * right / canaries
+    missed = significance * (guesses - right) / canaries
     for left in range(right - 1, -1, -1):
         more = max(missed, curve.inverse_blow_up(min(hit, 1.0)))
         hit += left / (guesses - left) * (more - missed)
@@ -129,7 +131,8 @@ def guesses_refute(
 
 def canary_bounds(trials: Trials, claim: Claim, confidence: float) -> list[LowerBound]:
     """Both bounds from many canaries; each has the confidence asked for by itself."""
-    significance, count = (1 - confidence) / len(SHARES), len(trials)
+    significance = (1 - confidence) / len(SHARES)
+    count = len(trials)
     guesses = [max(2, round(share * count)) for share in SHARES]
     found = [(own, trials.guessed(own)) for own in guesses]
     plain = max(
@@ -181,7 +184,8 @@ def repeated_bounds(
 
 def error_limits(trials: Trials, threshold: float, significance: float) -> tuple[float, float]:
     """Upper limits of false alarms and of misses at a threshold, both at once."""
-    absent, there = trials.scores[~trials.present], trials.scores[trials.present]
+    absent = trials.scores[~trials.present]
+    there = trials.scores[trials.present]
     alarms = upper_limit(int((absent > threshold).sum()), len(absent), significance / 2)
     return alarms, upper_limit(int((there <= threshold).sum()), len(there), significance / 2)
 
@@ -213,9 +217,11 @@ def _largest(refuted: Callable[[float], bool]) -> float:
     """The largest epsilon that is refuted, to four digits; 0 where none is."""
     if not refuted(0.0):
         return 0.0
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while refuted(high) and high < 1e3:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)

@@ -67,7 +67,8 @@ class Audit:
     def most_shown(self) -> float:
         """The largest epsilon that guesses without an error would show."""
         significance = (1 - self.confidence) / TESTS
-        count, half = self.canaries, max(1, self.trials // 4)
+        count = self.canaries
+        half = max(1, self.trials // 4)
         guessed = one_run_epsilon(count, count, count, significance / 5, self.budget.delta)
         limit = 1 - (significance / 2) ** (1 / half)  # no error in so many trials of either kind
         tried = math.log((1 - self.budget.delta - limit) / limit) if limit < 0.5 else 0.0
@@ -87,7 +88,8 @@ class Audit:
 
 def check_audited(method: Method, how: Audit) -> Strategy:
     """Build a method; one that claims nothing, or whose clients send nothing, is refused."""
-    strategy, where = method.build(how.settings_of(method)), f"audit of '{method.name}'"
+    strategy = method.build(how.settings_of(method))
+    where = f"audit of '{method.name}'"
     check(
         strategy.observer is not Observer.NOBODY,
         where,

@@ -89,7 +89,8 @@ def _case(victim: Victim, values: Plain, name: str, epsilon: float, view: str) -
         own = {**own, "method": {**own["method"], "force": True}}
     experiment = Experiment.from_options(own)
     setup = setup_of(experiment, victim.data_folder)
-    federation, strategy = victim.federation, setup.strategy
+    federation = victim.federation
+    strategy = setup.strategy
     if find(name).model is not None:  # it plans its own work
         federation = replace(federation, client_settings={})
     alone = Flag.ALONE in strategy.flags or strategy.local.pooled
@@ -138,13 +139,16 @@ def _claimed(
 
 def seen_by(victim: Victim, case: Case) -> Seen:
     """What the adversary of a case has: the start, and the gradient that it sees there."""
-    observation, own = case.observation, case.observation.simulation
+    observation = case.observation
+    own = case.observation.simulation
     first = observation.training[0]
-    view, clients = observation.server_view(first), len(first.plan.cohort)
+    view = observation.server_view(first)
+    clients = len(first.plan.cohort)
     if case.view == "sum":
         update = observation.world_view()[1] - first.state.model
     elif isinstance(view, Rows):
-        matrix, clients = view.matrix, 1
+        matrix = view.matrix
+        clients = 1
         if case.view == "cleaned":
             assert own.strategy.clean is not None
             matrix = own.strategy.clean(dict(first.state.plugs.get("clean", {})), view, 0)[0]

@@ -96,7 +96,8 @@ def invert(
         values = {"data": {"name": "digits"}, "model": {"name": "mlp"}, "method": {"lr": 0.1, ...}}
         found = invert(values, ["fedavg_dp"], Inversion(epsilons=[8.0, 1.0]))
     """
-    how, began = how or Inversion(), time.perf_counter()
+    how = how or Inversion()
+    began = time.perf_counter()
     victim = Victim.of(values, methods[0], how.records, how.client, data_folder)
     cases, left_out = cases_of(victim, values, methods, how.epsilons, how.views, how.reference)
     seen = [seen_by(victim, case) for case in cases]

@@ -209,7 +209,8 @@ def total_variation(x: Tensor) -> Tensor:
     """The mean absolute difference of neighbouring pixels; 0 for what is not an image."""
     if x.ndim != 4:
         return torch.zeros(())
-    across, down = x[..., 1:] - x[..., :-1], x[..., 1:, :] - x[..., :-1, :]
+    across = x[..., 1:] - x[..., :-1]
+    down = x[..., 1:, :] - x[..., :-1, :]
     return across.abs().mean() + down.abs().mean()
 
 

@@ -36,10 +36,13 @@ def ssim(original: Tensor, found: Tensor, span: float = 1.0) -> float:
     """
     values = []
     for x, y in zip(original.double().numpy(), found.double().numpy(), strict=True):
-        mean_x, mean_y = _window(x), _window(y)
-        var_x, var_y = _window(x * x) - mean_x**2, _window(y * y) - mean_y**2
+        mean_x = _window(x)
+        mean_y = _window(y)
+        var_x = _window(x * x) - mean_x**2
+        var_y = _window(y * y) - mean_y**2
         both = _window(x * y) - mean_x * mean_y
-        low, high = (_K1 * span) ** 2, (_K2 * span) ** 2
+        low = (_K1 * span) ** 2
+        high = (_K2 * span) ** 2
         top = (2 * mean_x * mean_y + low) * (2 * both + high)
         values.append(top / ((mean_x**2 + mean_y**2 + low) * (var_x + var_y + high)))
     return float(np.mean(values))

@@ -54,10 +54,12 @@ class Victim:
         if name not in federation.ids:
             raise unknown_name("inversion", "client", name, federation.ids)
         own = federation.shards[name]
-        features, labels = own.features, own.labels
+        features = own.features
+        labels = own.labels
         if experiment.data.name is not None:
             dataset = load_dataset(experiment.data.name, data_folder).as_task(federation.task)
-            features, labels = dataset.features, dataset.labels
+            features = dataset.features
+            labels = dataset.labels
         most = len(labels)
         check(
             max(records) < most,
@@ -127,7 +129,8 @@ def _picture(federation: Federation) -> tuple[int, ...]:
 
 def _small(federation: Federation, client: str, features: Tensor, labels: Tensor) -> Federation:
     """The federation in which everyone holds as many records as the victim."""
-    count, shards = len(labels), {}
+    count = len(labels)
+    shards = {}
     for name, own in federation.shards.items():
         x, y = (features, labels) if name == client else (own.features[:count], own.labels[:count])
         shards[name] = Shard.of(x.clone(), y.clone(), own.test_features, own.test_labels)

@@ -32,11 +32,13 @@ def claimed_bound(
     ``rates`` the bound is exact. None where nothing is claimed: a trusted server is no adversary.
     """
     own = seen.simulation
-    strategy, apart = own.strategy, own.agreement.charges_world
+    strategy = own.strategy
+    apart = own.agreement.charges_world
     observer = Observer.WORLD if view == "model" and apart else Observer.SERVER
     claims: list[tuple[float, float, History]] = []
     for client in clients if own.protects else ():
-        budget, history = own.members[client].budget, seen.history(client, observer)
+        budget = own.members[client].budget
+        history = seen.history(client, observer)
         delta = budget.delta if budget else 1.0
         spent = spend(history, delta, adjacency=strategy.adjacency).epsilon
         claims.append((spent, delta, history))
@@ -72,7 +74,8 @@ def figures_of(
     level, at which all ``tests`` of a result hold together (Bonferroni); for a rate, the limits of
     both rates are tests.
     """
-    strict, area = 1 - (1 - confidence) / tests, trials.auc(confidence)
+    strict = 1 - (1 - confidence) / tests
+    area = trials.auc(confidence)
     largest = bound.auc if bound else None
     found = [Measured(rate=None, **vars(area), bound=largest, exceeds=False)]
     for rate in rates:

@@ -44,7 +44,8 @@ class Detector:
     def __init__(self, targets: int) -> None:
         self._gram = torch.zeros(targets + 1, targets + 1, dtype=torch.float64)
         self._products = torch.zeros(targets + 1, dtype=torch.float64)
-        self._square, self._numbers = 0.0, 0
+        self._square = 0.0
+        self._numbers = 0
 
     def add(self, contributions: Tensor, known: Tensor, update: Tensor) -> None:
         """Add a round: the targets' ``contributions``, that of ``known`` records, and what came."""
@@ -120,8 +121,10 @@ def confidence(seen: Observation, batch: Batch) -> Tensor:
     """The logit of the probability that the published model gives the true class, or minus the
     loss where the task has no classes; one number a record.
     """
-    own, task = seen.simulation, batch.task
-    model, parameters = own.work.model, own.layout.unflatten(own.published())
+    own = seen.simulation
+    task = batch.task
+    model = own.work.model
+    parameters = own.layout.unflatten(own.published())
     write_buffers(model, own.state.buffers)
     with torch.no_grad(), in_mode(model, training=False):
         outputs = task.outputs(partial(outputs_of, model, parameters), batch.features)
@@ -142,7 +145,8 @@ def record_gradients(model: nn.Module, layout: Layout, vector: Tensor, batch: Ba
     def loss(parameters: dict[str, Tensor], feature: Tensor, label: Tensor) -> Tensor:
         return Batch(feature[None], label[None], batch.task).losses(model, parameters).sum()
 
-    together, parts = vmap(grad(loss), in_dims=(None, 0, 0)), [vector.new_zeros(0, layout.size)]
+    together = vmap(grad(loss), in_dims=(None, 0, 0))
+    parts = [vector.new_zeros(0, layout.size)]
     with in_mode(model, training=False), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         try:
@@ -152,7 +156,8 @@ def record_gradients(model: nn.Module, layout: Layout, vector: Tensor, batch: Ba
                 parts.append(torch.cat(flat, dim=1))
             return torch.cat(parts).double()
         except (RuntimeError, ValueError, TypeError):
-            singles, plain = batches_of(batch, 1), OneByOne(one_at_a_time=True)
+            singles = batches_of(batch, 1)
+            plain = OneByOne(one_at_a_time=True)
             alone = [plain.mean_gradient(model, layout, vector, one) for one in singles]
             return torch.stack(alone).double()
 
@@ -165,10 +170,14 @@ def updates_without_noise(
 
     A part of the model that stays at a client is unknown: it starts as it does for everyone.
     """
-    own, personal = seen.simulation, seen.simulation.strategy.personal
-    model, layout, number = own.work.model, own.layout, round_.state.round
+    own = seen.simulation
+    personal = seen.simulation.strategy.personal
+    model = own.work.model
+    layout = own.layout
+    number = round_.state.round
     write_buffers(model, round_.state.buffers)
-    seed, jobs = PublicSeed(0).child("adversary", number), []
+    seed = PublicSeed(0).child("adversary", number)
+    jobs = []
     for member in members:
         start = start_of(round_, member.id)
         start = start if personal is None else personal.merge(start, None, layout)

@@ -91,7 +91,8 @@ def membership(
             progress(run + 1, runs, time.perf_counter() - began)
     claimed = {view: claimed_bound(seen, chosen.clients, view, stated) for view in views}
     bounds = {view: bound for view, bound in claimed.items() if bound is not None}
-    strategy, records = seen.simulation.strategy, isinstance(chosen, RecordTargets)
+    strategy = seen.simulation.strategy
+    records = isinstance(chosen, RecordTargets)
     return MembershipResult(
         method=strategy.name,
         unit=str(strategy.unit),
@@ -161,7 +162,8 @@ def _targets(prepared: Simulation, client: str | None, count: int | None) -> Tar
         did_you_mean(client, members),
         DataError,
     )
-    member, left_out = members[client], strategy.observer is Observer.NOBODY
+    member = members[client]
+    left_out = strategy.observer is Observer.NOBODY
     problem = "records are tokens, not numbers"
     check(
         left_out or prepared.federation.shards[client].features.is_floating_point(),
@@ -195,7 +197,8 @@ def _stated(
     A rate needs at least one false positive: 1 / rate trials without the target. A rate that was
     asked for and cannot be stated is refused, with the number of runs that it takes.
     """
-    absences, there = int((~coins).sum()), int(coins.sum())
+    absences = int((~coins).sum())
+    there = int(coins.sum())
     check(
         min(absences, there) >= 2,
         "runs",

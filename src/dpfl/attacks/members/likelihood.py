@@ -38,7 +38,8 @@ def likelihood_scores(statistics: Floats, present: Marks) -> Floats:
     >>> likelihood_scores(statistics, np.array([[True], [False], [False], [False]]))[0]
     array([3.])
     """
-    absent, shift = (~present).astype(np.float64), statistics.mean(axis=0)
+    absent = (~present).astype(np.float64)
+    shift = statistics.mean(axis=0)
     moved = statistics - shift  # sums of squares stay small
     counts, sums, squares = (
         (absent * power).sum(axis=0) - absent * power for power in (1.0, moved, moved**2)
@@ -46,7 +47,8 @@ def likelihood_scores(statistics: Floats, present: Marks) -> Floats:
     every = np.maximum(absent.sum() - absent.sum(axis=1), 1)[:, None]
     rest = (absent * statistics).sum() - (absent * statistics).sum(axis=1)[:, None]
     means = np.where(counts > 0, sums / np.maximum(counts, 1), rest / every - shift)
-    around, free = np.maximum(squares - counts * means**2, 0.0), np.maximum(counts - 1, 0)
+    around = np.maximum(squares - counts * means**2, 0.0)
+    free = np.maximum(counts - 1, 0)
     if np.median(counts) < FEW:
         around, free = (one.sum(axis=1, keepdims=True) for one in (around, free))
     variances = np.maximum(around / np.maximum(free, 1), np.finfo(np.float64).tiny)
@@ -90,18 +92,21 @@ class Trials:
         if len(alarms) > most:
             places = np.geomspace(1 / self.absences, 1, most)
             kept = np.unique(np.searchsorted(alarms, places, side="right") - 1)
-            alarms, hits = alarms[[0, *kept]], hits[[0, *kept]]
+            alarms = alarms[[0, *kept]]
+            hits = hits[[0, *kept]]
         return tuple(zip(alarms.tolist(), hits.tolist(), strict=True))
 
     def auc(self, confidence: float) -> Interval:
         """The area under the curve, with a t interval of its log odds from the variance between
         runs.
         """
-        there, gone = self.scores[self.present], self.scores[~self.present]
+        there = self.scores[self.present]
+        gone = self.scores[~self.present]
         ranks = rankdata(np.concatenate([there, gone]))
         above = (ranks[: len(there)] - rankdata(there)) / len(gone)
         below = 1 - (ranks[len(there) :] - rankdata(gone)) / len(there)
-        area, runs = float(above.mean()), len(self.scores)
+        area = float(above.mean())
+        runs = len(self.scores)
         moved = np.zeros(self.scores.shape)
         moved[self.present] = (above - area) / len(there)
         moved[~self.present] = (below - area) / len(gone)
@@ -131,7 +136,8 @@ class Trials:
 
     def _share(self, above: Marks, chosen: Marks, confidence: float) -> Interval:
         """The share of ``chosen`` trials that are ``above``, at the effective number of trials."""
-        count, runs = int(chosen.sum()), len(self.scores)
+        count = int(chosen.sum())
+        runs = len(self.scores)
         share = float(above[chosen].mean())
         ranks = np.zeros(self.scores.shape)
         ranks[chosen] = rankdata(self.scores[chosen]) - (count + 1) / 2
@@ -145,7 +151,8 @@ class Trials:
 
 def _design_effect(values: Floats) -> float:
     """How much larger the variance of a mean is than if trials of a run were independent."""
-    apart, runs = np.square(values).sum(), len(values)
+    apart = np.square(values).sum()
+    runs = len(values)
     between = runs / (runs - 1) * np.square(values.sum(axis=1)).sum()
     return float(between / apart) if apart > 0 else 1.0
 
@@ -156,7 +163,8 @@ def _exact(share: float, count: float, confidence: float) -> tuple[float, float]
     >>> [round(limit, 4) for limit in _exact(1.0, 10, 0.95)]
     [0.6915, 1.0]
     """
-    tail, hits = (1 - confidence) / 2, share * count
+    tail = (1 - confidence) / 2
+    hits = share * count
     low = float(beta.ppf(tail, hits, count - hits + 1)) if share > 0 else 0.0
     high = float(beta.ppf(1 - tail, hits + 1, count - hits)) if share < 1 else 1.0
     return low, high

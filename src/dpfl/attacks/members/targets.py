@@ -67,7 +67,8 @@ class RecordTargets:
 
     def federation(self, whole: Federation, present: Tensor) -> Federation:
         """The ``whole`` federation without the targets that are not ``present``."""
-        client, shard = self.member.id, whole.shards[self.member.id]
+        client = self.member.id
+        shard = whole.shards[self.member.id]
         missing = torch.zeros(shard.examples, dtype=torch.bool)
         missing[self.places] = ~present
         if not self.left_out:
@@ -85,7 +86,9 @@ class RecordTargets:
 
         The gradients are those at the model that the client starts from.
         """
-        client, own, others = self.member.id, seen.simulation, self._others
+        client = self.member.id
+        own = seen.simulation
+        others = self._others
         used = others[:MOST_KNOWN]
         share = len(others) / max(1, len(used))
         batch = batch_of(self.member, torch.cat([self.places, used]))

@@ -69,7 +69,8 @@ class Played:
         Clients that scale what they add to a sum by their own budgets have no weights, nor have
         rows that a coordinate-wise aggregation has mixed.
         """
-        strategy, client = self.simulation.strategy, self.tampered.client
+        strategy = self.simulation.strategy
+        client = self.tampered.client
         if strategy.local.own_noise or type(strategy.clean) in AGGREGATIONS.values():
             return None
         rounds = [line.weights for line in self.simulation.history if client in line.weights]
@@ -102,9 +103,11 @@ class Case:
         Test records are laid out once, and public features of them are computed once, for all runs
         of the case.
         """
-        federation, model = setup.federation, copy.deepcopy(setup.model)
+        federation = setup.federation
+        model = copy.deepcopy(setup.model)
         dishonest = dishonest_client(federation, client)
-        trigger, layout = Trigger.of(federation, dishonest), Layout.of_module(model)
+        trigger = Trigger.of(federation, dishonest)
+        layout = Layout.of_module(model)
 
         def part(marked: Trigger | None) -> TrainedPart:
             own = honest_tests(federation, dishonest, marked)
@@ -161,7 +164,9 @@ class Case:
                 report(done)
 
         with in_memory(self.attacked(strategy, attack)) as simulation:
-            run, agreement, factor = simulation.run.name, simulation.agreement, attack.upload
+            run = simulation.run.name
+            agreement = simulation.agreement
+            factor = attack.upload
             tampered = Tampered(agreement=agreement, run=run, client=self.client, factor=factor)
             simulation.tap = tampered
             summary = simulation.play(progress)
@@ -178,7 +183,8 @@ class Case:
 
     def measured(self, played: Played, plain: Mapping[str, float], seed: int) -> PoisonedRun:
         """Test what came of a run; ``plain`` are the others' epsilons without an attack."""
-        scores, tampered = self._scores(self.tested, played.simulation), played.tampered
+        scores = self._scores(self.tested, played.simulation)
+        tampered = played.tampered
         diverged = scores.loss < 0 or (self.loss > 0 and scores.loss > DIVERGED * self.loss)
         epsilons = played.epsilons if played.simulation.protects else {}
         return PoisonedRun(
@@ -196,7 +202,8 @@ class Case:
     def _scores(self, part: TrainedPart, simulation: Simulation) -> Scores:
         """Test the model that a run published."""
         write_buffers(self.model, {**self.buffers, **simulation.state.buffers})
-        personal, private = simulation.strategy.personal, simulation.private
+        personal = simulation.strategy.personal
+        private = simulation.private
         return part.evaluation(simulation.published(), personal, private, details=True)
 
     def _backdoor(self, simulation: Simulation) -> float | None:
@@ -215,7 +222,8 @@ def dishonest_client(federation: Federation, client: str | None) -> str:
     """The client that was named, by id or by number; else the one with the largest budget, of
     equal ones the one with the most records.
     """
-    ids, shards = federation.ids, federation.shards
+    ids = federation.ids
+    shards = federation.shards
     epsilons = {one: budget.epsilon for one, budget in federation.budgets.items()}
     check(len(ids) > 1, "federation", "has one client, and nobody is left", "use two or more")
     if client is None:

@@ -99,7 +99,8 @@ def reliance(simulation: Simulation, dishonest: str) -> Reliance:
     clients share one noise, a method counts on some of the shares only: over a secure sum on none
     of the colluders', elsewhere on those of all but the dropouts that are tolerated.
     """
-    strategy, terms = simulation.strategy, simulation.agreement.terms
+    strategy = simulation.strategy
+    terms = simulation.agreement.terms
     if strategy.observer is Observer.NOBODY:
         return Reliance(words=NOBODY)
     if strategy.channel.shares_noise:
@@ -125,7 +126,8 @@ def _epsilons(simulation: Simulation, dishonest: str, shares: int) -> tuple[floa
     The noise of a sum of n shares goes with sqrt(n), and so does every multiplier. None where no
     honest client has a budget, and so a delta.
     """
-    members, strategy = simulation.members, simulation.strategy
+    members = simulation.members
+    strategy = simulation.strategy
     budgets = {c: m.budget for c, m in members.items() if m.budget is not None and c != dishonest}
     if not budgets:
         return None, None

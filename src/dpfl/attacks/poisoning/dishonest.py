@@ -41,7 +41,8 @@ class Trigger:
     @classmethod
     def of(cls, federation: Federation, client: str) -> "Trigger":
         """The trigger of a client: its own largest value, or a text's last token."""
-        inputs, shape = federation.inputs, federation.feature_shape
+        inputs = federation.inputs
+        shape = federation.feature_shape
         own = inputs.picture if isinstance(inputs, Numbers) and inputs.picture else shape
         places = torch.arange(int(np.prod(own))).reshape(own)
         if len(own) == 3:
@@ -111,11 +112,13 @@ class Attack:
         if not self.needs_classes:
             return federation
         shard = federation.shards[client]
-        features, labels = shard.features, shard.labels
+        features = shard.features
+        labels = shard.labels
         if self.flips:
             labels = max(2, federation.task.width) - 1 - labels  # one logit stands for two
         if self.marks:
-            features, labels = features.clone(), labels.clone()
+            features = features.clone()
+            labels = labels.clone()
             features[::_EVERY] = trigger.on(features[::_EVERY])
             labels[::_EVERY] = trigger.target
         own = Shard.of(features, labels, shard.test_features, shard.test_labels)
@@ -174,7 +177,8 @@ class Tampered:
         """One upload times the factor; a client that sends nothing has nothing to change."""
         if uplink.payload is None:
             return uplink
-        drawn, about = max(1, len(plan.cohort)), (self.run, plan.round, self.client)
+        drawn = max(1, len(plan.cohort))
+        about = (self.run, plan.round, self.client)
         grid = self.agreement.upload_grid(plan.round, drawn)
         if grid is None:
             vector = decode_upload(uplink.payload, None, *about) * self.factor

@@ -76,7 +76,8 @@ def poison(
     def case_of(method: str, seed: int) -> Case:
         return Case.of(_setup(base, method, seed, data_folder), client)
 
-    plans, left_out = [], list[str]()
+    plans = []
+    left_out = list[str]()
     for method in methods:
         plan, refused = _planned(case_of(method, seeds[0]), method, chosen, asked)
         plans += [plan] if plan else []
@@ -116,10 +117,8 @@ def _planned(
     strategy = case.setup.strategy
     if why := _uploads_nothing(strategy):
         return None, [f"{method}: {why}"]
-    kept, refused = (
-        [],
-        [f"{method} under {a.name}: {why}" for a in attacks if (why := _lacks(case, a))],
-    )
+    kept = []
+    refused = [f"{method} under {a.name}: {why}" for a in attacks if (why := _lacks(case, a))]
     case.setup.rehearse()
     why_not: dict[str, tuple[list[str], str]] = {}  # by what would help
     for name in defences:
@@ -167,7 +166,8 @@ class _Count:
 
     def during(self, plan: _Plan, note: str) -> Callable[[int], None]:
         """What counts the rounds of the next run, which false claims may make longer."""
-        before, self.before = self.before, self.before + plan.rounds
+        before = self.before
+        self.before = self.before + plan.rounds
 
         def report(rounds: int) -> None:
             if self.progress is not None:
@@ -192,12 +192,14 @@ def _compared(
     runs = [len(plan.attacks) * len(plan.defences) * plan.rounds for plan in plans]
     count = _Count(total=len(seeds) * sum(runs), progress=progress)
     cells: dict[tuple[str, str, str], list[PoisonedRun]] = {}
-    clients, facts = {}, dict[str, AttackedMethod]()
+    clients = {}
+    facts = dict[str, AttackedMethod]()
     for plan, seed in product(plans, seeds):
         case = case_of(plan.method, seed)
         clients[seed] = case.about(seed)
         for defence in plan.defences:
-            strategy, plain = defended(case.setup.strategy, defence), None
+            strategy = defended(case.setup.strategy, defence)
+            plain = None
             for attack in plan.attacks:
                 note = f"{plan.method}, {defence}, {attack.name}, seed {seed}"
                 played = case.play(strategy, attack, count.during(plan, note))
@@ -209,7 +211,8 @@ def _compared(
                     rests = reliance(played.simulation, case.client)
                     own = AttackedMethod(name=plan.method, promise=promise, reliance=rests)
                     facts[plan.method] = own
-    task, budgets = case.setup.federation.task, case.setup.federation.budgets
+    task = case.setup.federation.task
+    budgets = case.setup.federation.budgets
     return Poisoning(
         metric=task.metric,
         higher_is_better=task.higher_is_better,
