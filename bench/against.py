@@ -65,7 +65,9 @@ def unpack(commit: str, folder: Path) -> str:
 def _git(*words: str) -> bytes:
     done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True)
     if done.returncode != 0:
-        raise SideFailed(f"git {words[0]}: {last_line(done.stderr.decode(errors='replace'))}")
+        raise SideFailed(
+            f"git {' '.join(words)}: {last_line(done.stderr.decode(errors='replace'))}"
+        )
     return done.stdout
 
 

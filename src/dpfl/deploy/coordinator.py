@@ -269,7 +269,7 @@ class Coordinator:
         done = state.round
         vector = agreement.strategy.step.published(dict(state.plugs["step"]), state.model)
         card = ModelCard.of_study(self.study)
-        save_model(self.folder, self.model, card, vector=vector, buffers=state.buffers)
+        save_model(self.folder, self.model, card, self.layout, vector=vector, buffers=state.buffers)
         everyone = set(agreement.claims)
         absent = deliver(self.sites, agreement, self.folder.model.read_bytes(), everyone)
         early = f"after {max(done, 0)} of {planned} rounds: {ended}" if ended else None

@@ -45,10 +45,11 @@ def keep_model(folder: Path, run: str, study: Offer, payload: bytes) -> Path:
     ``run`` and ``study`` say what it is a model of, ``payload`` is the model as safetensors. What
     the model is, is written from the study. Returns the folder that the model is in.
     """
-    model, vector, buffers = _read(payload, study)
+    model, layout, vector, buffers = _read(payload, study)
     place = RunFolder(folder / MODELS / _file_name(run))
     write_safely(place.path / STUDY_FILE, study.to_toml().encode())
-    save_model(place, model, ModelCard.of_study(study), vector=vector, buffers=buffers)
+    card = ModelCard.of_study(study)
+    save_model(place, model, card, layout, vector=vector, buffers=buffers)
     return place.path
 
 
@@ -68,11 +69,11 @@ def _file_name(run: str) -> str:
     return plain if plain == run else f"{plain}-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
 
 
-def _read(payload: bytes, study: Offer) -> tuple[nn.Module, Tensor, dict[str, Tensor]]:
+def _read(payload: bytes, study: Offer) -> tuple[nn.Module, Layout, Tensor, dict[str, Tensor]]:
     """Read the parameters of a study's model, as one vector, and the buffers that it released.
 
-    The model is returned with them, as it was first built; what is frozen is the site's own,
-    whatever was sent.
+    The model and its layout are returned with them, as it was first built; what is frozen is the
+    site's own, whatever was sent.
     """
     where = "the server's model"
     model, strategy = study.trained()
@@ -104,7 +105,7 @@ def _read(payload: bytes, study: Offer) -> tuple[nn.Module, Tensor, dict[str, Te
         "look at the last rounds of the study",
         PeerError,
     )
-    return model, vector, buffers
+    return model, layout, vector, buffers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -267,13 +267,7 @@ class Experiment(TomlFile):
             "leave it out",
         )
         if folder is not None:
-            for key in self.partition.model_dump(exclude_defaults=True).keys() - {"validation"}:
-                raise ConfigurationError(
-                    f"[partition] {key}",
-                    "the files of a folder are shared out already",
-                    "leave it out",
-                )
-            return Federation.from_files(
+            federation = Federation.from_files(
                 folder,
                 label=self.data.label,
                 schema=self.data.described(),
@@ -281,6 +275,13 @@ class Experiment(TomlFile):
                 stratified=self.data.stratified,
                 task=self.learned(),
             )
+            for key in self.partition.model_dump(exclude_defaults=True).keys() - {"validation"}:
+                raise ConfigurationError(
+                    f"[partition] {key}",
+                    "the files of a folder are shared out already",
+                    "leave it out",
+                )
+            return federation
         assert name is not None
         dataset = load_dataset(name, data_folder)
         kind = self.partition.kind

@@ -160,16 +160,17 @@ def save_model(
     place: RunFolder,
     model: "nn.Module",
     card: ModelCard,
+    layout: Layout,
     *,
     vector: "Tensor | None" = None,
     buffers: "Mapping[str, Tensor]",
 ) -> None:
     """Write a model and what it is: every saved model is written here.
 
-    ``vector`` are its learned parameters, those that it holds if None; ``buffers`` are public. What
-    is frozen is written too where dpfl built the model, which could not be built again without it.
+    ``layout`` is that of its learned parameters and ``vector`` their values, those that it holds if
+    None; ``buffers`` are public. What is frozen is written too where dpfl built the model, which
+    could not be built again without it.
     """
-    layout = Layout.of_module(model)
     constants = dict(buffers)
     if card.built:
         learned = {block.name for block in layout}

@@ -12,6 +12,7 @@ from torch import nn
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError
 from dpfl.core.html import html_table
+from dpfl.core.layout import Layout
 from dpfl.core.types import Plain
 from dpfl.privacy.statement import Statements
 from dpfl.rounds import write_buffers
@@ -82,7 +83,9 @@ class Result:
                 place.append_round(record)
             for seconds in self.timings:
                 place.append(place.timings, seconds)
-            save_model(place, self.model, self.card, buffers=dict(self.model.named_buffers()))
+            layout = Layout.of_module(self.model)
+            buffers = dict(self.model.named_buffers())
+            save_model(place, self.model, self.card, layout, buffers=buffers)
             place.save_summary(self.summary)
         return place.path
 

@@ -55,7 +55,7 @@ def summarise(
         # The model file is for the world: no count of rounds, no name, nothing measured.
         card = card_of(simulation, summary.flags)
         vector = simulation.published()
-        save_model(folder, model, card, vector=vector, buffers=state.buffers)
+        save_model(folder, model, card, layout, vector=vector, buffers=state.buffers)
         folder.save_summary(summary)
     return summary
 
