@@ -104,6 +104,7 @@ def mixing_of(model: nn.Module, jobs: Sequence[Job]) -> str | None:
 def batches_of(batch: Batch, size: int) -> list[Batch]:
     """Cut a batch into smaller ones of this size; an empty one into none.
 
+    >>> import torch
     >>> [len(part.labels) for part in batches_of(Batch(torch.zeros(5, 2), torch.zeros(5)), 2)]
     [2, 2, 1]
     """
