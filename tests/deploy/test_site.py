@@ -764,3 +764,12 @@ def test_a_refusal_without_proof_is_still_a_refusal(tmp_path: Path) -> None:
     answer = site.answer(other.hello())
     one_sentence(answer, "is not named in the study")
     assert "token" not in answer.header
+
+
+def test_a_site_file_that_names_what_a_data_set_needed_still_opens(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "a", "a")
+    path = site.folder / "site.toml"
+    text = path.read_text()
+    path.write_text(text.replace("[data]\n", "[data]\nseed = 0\npartition = {}\n"))
+    assert "partition" in path.read_text()
+    assert Site(site.folder).member().shard.examples == site.member().shard.examples

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfl.core.checks import check
+from dpfl.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
@@ -35,13 +35,10 @@ class PublicSeed:
     value: int
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.value, numbers.Integral) and not isinstance(self.value, bool)
-        check(
-            whole and self.value >= 0,
-            "seed",
-            f"{self.value!r} is not a seed",
-            "give a whole number, 0 or above",
-        )
+        whole = type(self.value) is int or isinstance(self.value, numbers.Integral)
+        if not whole or isinstance(self.value, bool) or self.value < 0:
+            problem = f"{self.value!r} is not a seed"
+            raise ConfigurationError("seed", problem, "give a whole number, 0 or above")
 
     def child(self, *labels: str | int) -> PublicSeed:
         """Derive the seed for a named purpose."""

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dpfl.engine.base import Job
 from dpfl.engine.phase_block import PhaseBlock
-from dpfl.numerics.clipping import clip_factor, stacked_product
+from dpfl.numerics.clipping import clip_factor, each_product, stacked_product
 
 _MOST_NUMBERS = 1 << 24  # of all clients' records, which are laid out once
 
@@ -76,11 +76,15 @@ class _RowSpan:
         clients, most = labels.shape
         self.products = start.new_zeros(clients, most, most)
         outputs = start.new_zeros(clients, weights.shape[1], most)
-        for i, (job, records) in enumerate(zip(block.jobs, self.records, strict=True)):
-            count = len(records)
-            self.products[i, :count, :count] = _products(job, records)
-            # Twice as fast this way round.
-            stacked_product(weights[i], records.T, out=outputs[i, :, :count])
+        counts = [len(records) for records in self.records]
+        for job, records, count, room in zip(
+            block.jobs, self.records, counts, self.products, strict=True
+        ):
+            room[:count, :count] = _products(job, records)
+        # Twice as fast this way round.
+        across = [records.T for records in self.records]
+        rooms = [room[:, :count] for room, count in zip(outputs, counts, strict=True)]
+        each_product(weights, across, rooms)
         self.at_start = outputs.transpose(1, 2).contiguous()
         if biases is not None:
             self.products += 1.0
@@ -157,8 +161,9 @@ class _RowSpan:
         """The clients' vectors, s W0 + A^T X."""
         vectors = torch.empty_like(self.start)
         weights, biases = self.block.chain.stacks(vectors)[0]
-        for coefficients, records, into in zip(self.own, self.records, weights, strict=True):
-            stacked_product(coefficients[: len(records)].T, records, out=into)
+        pairs = zip(self.own, self.records, strict=True)
+        coefficients = [own[: len(records)].T for own, records in pairs]
+        each_product(coefficients, self.records, weights)
         if biases is not None:
             biases.copy_(self.own.sum(dim=1))
         return vectors.addcmul_(self.factor[:, 0], self.start)

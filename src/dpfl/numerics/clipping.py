@@ -5,7 +5,7 @@ bound from the smallest float32 number to the largest.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -117,6 +117,16 @@ def stacked_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     with np.errstate(all="ignore"):  # what is not finite is dealt with where it matters
         target = None if out is None else out.numpy()
         return torch.from_numpy(np.matmul(a.numpy(), b.numpy(), out=target))
+
+
+def each_product(lefts: Iterable[Tensor], rights: Iterable[Tensor], into: Iterable[Tensor]) -> None:
+    """Write products of pairs of matrices, each pair of its own shape, as ``stacked_product``."""
+    with np.errstate(all="ignore"):
+        for a, b, out in zip(lefts, rights, into, strict=True):
+            if out.device == _HOST:
+                np.matmul(a.numpy(), b.numpy(), out=out.numpy())
+            else:
+                torch.matmul(a, b, out=out)
 
 
 _RUN = 256  # squares added up in single precision

@@ -61,12 +61,14 @@ PlanUsed = tuple[str, str, str | None]  # account of the plan, adversary, cost o
 class OpenPlans:
     """What a run has planned for some accounts, and used of it, as of one round.
 
-    ``plans`` are by account and adversary, ``used`` counts what each account was charged of a plan.
+    ``newest`` is the newest round that anyone was charged for. ``plans`` are by account and
+    adversary; ``used`` counts what each account was charged of a plan, where that may decide.
     """
 
     run: str
     round: int
     replayed: bool
+    newest: int | None
     plans: dict[tuple[str, str], list[PlanOf]] = field(default_factory=dict)
     used: dict[PlanUsed, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
@@ -185,15 +187,23 @@ class Admission(LedgerReader):
         if version != self._version:  # another process has written
             self._covered.clear()
             self._version = version
-        open_plans = OpenPlans(run, round_, replayed)
+        newest = self.last_charged(run)
+        open_plans = OpenPlans(run, round_, replayed, newest)
         for observer in {charge.observer for charge in charges}:
             accounts = {one.account for one in charges if one.observer == observer}
             place: dict[str, Any] = {"run": run, "round": round_, "replayed": replayed}
             place |= {"observer": observer, "accounts": json.dumps(sorted(accounts))}
+            uncertain = round_ < 0
             for account, owner, digest, releases in self._rows(_PLANS_OF, **place):
                 plan = owner, self._cost(digest), releases
                 open_plans.plans.setdefault((account, observer), []).append(plan)
                 accounts.add(owner)
+                # An account's own plan is charged at most once a round, and every round that is
+                # charged is in the journal: no more rounds than those up to the newest are used.
+                alone = owner == account and not owner.startswith(POPULATION)
+                uncertain |= not alone or newest is None or newest + 1 >= releases
+            if newest is None or not uncertain:
+                continue
             place["owners"] = json.dumps(sorted(accounts))
             for owner, account, early, count in self._rows(_USED_OF, **place):
                 open_plans.used[owner, observer, early][account] = count

@@ -227,12 +227,13 @@ class Ledger(Admission):
             WHERE account IN (SELECT value FROM json_each(:accounts))
             AND observer IN (SELECT value FROM json_each(:observers))
             AND run = :run AND round = :round"""
-        accounts = json.dumps(list(by_account))
-        observers = json.dumps(list(Observer))
-        charges_made = self._rows(
-            query, run=run, round=round_, accounts=accounts, observers=observers
-        )
-        paid = {(account, against): tuple(what) for account, against, *what in charges_made}
+        paid: dict[tuple[str, str], Row] = {}
+        if open_plans.newest is not None and open_plans.newest >= round_:
+            accounts = json.dumps(list(by_account))
+            observers = json.dumps(list(Observer))
+            place = {"run": run, "round": round_, "accounts": accounts, "observers": observers}
+            for account, observer, *cost_and_draw in self._rows(query, **place):
+                paid[account, observer] = tuple(cost_and_draw)
         refused = set()
         for account, own in by_account.items():
             rows = self._accepted(own, open_plans, paid)

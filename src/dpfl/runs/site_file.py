@@ -3,9 +3,9 @@
 import warnings
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, did_you_mean
@@ -60,6 +60,15 @@ with warnings.catch_warnings():  # pydantic's models have an old method of the n
         targets: Literal["classes", "numbers"] = "classes"
         classes: int | None = Field(default=None, ge=2)
         schema: str | Plain | None = None  # type: ignore[assignment]
+
+        @model_validator(mode="before")
+        @classmethod
+        def _without_data_set(cls, values: Any) -> Any:
+            """Leave out what earlier versions wrote beside every file: it said nothing there."""
+            if not isinstance(values, dict):
+                return values
+            silent: Plain = {"seed": 0, "partition": {}}
+            return {k: value for k, value in values.items() if silent.get(k, ...) != value}
 
         def agrees(self, at: str) -> None:
             """Refuse what does not belong together; ``at`` names the section."""
