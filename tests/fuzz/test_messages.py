@@ -20,8 +20,8 @@ from dpfl.deploy.coordinator import Coordinator
 from dpfl.deploy.fleet import pack
 from dpfl.deploy.in_process_grid import InProcessGrid
 from dpfl.deploy.inbox import Inbox, Unusable
-from dpfl.deploy.kept_records import Records
 from dpfl.deploy.messages import Introduction, Message, Reply, read_header, write_header
+from dpfl.deploy.records import Records
 from dpfl.deploy.site import answered
 from dpfl.deploy.site_folder import LOG
 from dpfl.deploy.transport import RECORD, Transport, from_record, replied, to_record

@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.app import Context, Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
-from dpfl.deploy.kept_records import Records
+from dpfl.deploy.records import Records
 from dpfl.deploy.site import answered
 from dpfl.deploy.transport import replied
 

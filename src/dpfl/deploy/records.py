@@ -1,8 +1,11 @@
-"""A site with its records: read once, and again only when its file or its settings change."""
+"""A site with its records: read once, and again only when its file or its settings change.
+
+What a site's process keeps between messages: its records, and what was made of them.
+"""
 
 import secrets
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -25,9 +28,9 @@ from dpfl.data.records import Shard
 from dpfl.data.schema import Schema
 from dpfl.data.tables import read_columns, read_file
 from dpfl.data.units import UnitKey, Units, record_units
-from dpfl.deploy.kept_records import Records as Records
 from dpfl.deploy.policy import check_offer
 from dpfl.deploy.site_folder import LEDGER, SiteFolder
+from dpfl.engine import make_engine
 from dpfl.engine.base import Engine
 from dpfl.methods import METHODS, find
 from dpfl.models import check_model
@@ -40,6 +43,30 @@ from dpfl.runs.sections import TaskSection
 from dpfl.runs.site_file import SCHEMA_FILE as SCHEMA_FILE, SITE_FILE, SiteFile
 from dpfl.strategy import Strategy
 from dpfl.tasks import Regression, Task, make_task
+
+
+@dataclass
+class Records:
+    """The records of one site, kept between messages, and what they were read from.
+
+    ``units`` are those of the file, and ``options`` how they become a federation. ``federation``
+    holds those of the study that the last message was about, and ``planned`` names them.
+    ``learned`` are the same records with targets as the task of the last study takes them,
+    ``featured`` public features of them, as the last study's model takes them. ``checked`` is the
+    study whose model was found to take them. ``engine`` keeps what does not change between rounds.
+    """
+
+    key: object = None
+    units: Units | None = None
+    options: Plain = field(default_factory=dict)
+    study: object = None
+    planned: PlannedUnits | None = None
+    federation: Federation | None = None
+    learned: Federation | None = None
+    featured: tuple[object, Federation] | None = None
+    checked: object = None
+    engine: Engine = field(default_factory=lambda: make_engine("stacked"))
+
 
 UNITS_KEY = "units.key"
 
