@@ -45,7 +45,7 @@ FEDERATION = _FILES | {
     "a site takes a receipt": "dpfl.deploy.site:Site.take_receipt",
     "a site remembers a secure sum": "dpfl.privacy.site_ledger:SiteLedger.store_sum",
     "the server signs a receipt": "dpfl.deploy.receipts:Countersigner.sign",
-    "the server remembers a secure sum": "dpfl.deploy.open_sum:OpenSum.write",
+    "the server remembers a secure sum": "dpfl.deploy.server_sum:OpenSum.write",
     "a round is closed": "dpfl.deploy.coordinator:close_round",
     "a round is recorded": "dpfl.runs.folder:RunFolder.append_round",
     "the checkpoint is written": "dpfl.runs.folder:RunFolder.save_state",

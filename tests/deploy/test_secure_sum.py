@@ -15,8 +15,8 @@ import pytest
 from dpfl.cli.main import run_command
 from dpfl.core.errors import CheckpointError, ConfigurationError, PeerError, PrivacyRefusal
 from dpfl.deploy import server_sum
-from dpfl.deploy.open_sum import SUM
 from dpfl.deploy.requests import TRAIN
+from dpfl.deploy.server_sum import SUM
 from dpfl.deploy.site import Site
 from dpfl.deploy.transport import from_record
 from dpfl.privacy.site_ledger import SiteLedger

@@ -9,29 +9,82 @@ What sites answer in the phases of a secure sum, as the server reads it.
 
 Every reader takes the name of the site and the plain values of its answer; what is not as agreed is
 refused in the name of the site.
+
+How far the secure sum of a round has come, on the server's disk.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from dpfl.core.checks import check
-from dpfl.core.errors import DpflError, PeerError, PrivacyRefusal
+from dpfl.core.errors import CheckpointError, DpflError, PeerError, PrivacyRefusal
+from dpfl.core.files import parsed, readable_file, write_safely
 from dpfl.core.types import Plain
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.messages import Message, Reply, readable, round_name
-from dpfl.deploy.open_sum import OpenSum
 from dpfl.deploy.requests import SumRequest, TrainingRequest
 from dpfl.deploy.sum_phases import KEYS, SHARES, SURVIVORS, UNMASK, digest_of, sum_terms
 from dpfl.rounds import Agreement, Plan, SumOfUploads, SumPlan, Uplink
 from dpfl.runs.folder import RunFolder
+from dpfl.runs.validation import check_types
 from dpfl.secure_sum import keys, server
 from dpfl.secure_sum.integers import packed_size
 from dpfl.secure_sum.session import MemberKeys, Roster, SumTerms
 from dpfl.secure_sum.state import Shares
+
+SUM = "sum.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSum:
+    """How far the sum of a round has come.
+
+    ``roster`` and ``shares`` are those of the session, once all of its members have sent both;
+    ``survivors`` is the list that members are asked to sign, once their masked inputs are there.
+    """
+
+    round: int
+    attempt: int
+    roster: Roster | None = None
+    shares: Mapping[str, Shares] = field(default_factory=dict)
+    survivors: tuple[str, ...] | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write it to the server's folder."""
+        told = {
+            "round": self.round,
+            "attempt": self.attempt,
+            "roster": self.roster and self.roster.to_dict(),
+            "shares": {name: one.to_dict() for name, one in self.shares.items()},
+            "survivors": self.survivors,
+        }
+        write_safely(folder / SUM, json.dumps(told).encode(), secret=True)
+
+    @classmethod
+    def read(cls, folder: Path, round_: int) -> OpenSum | None:
+        """Read how far the sum of a round has come; None where it has not begun."""
+        remedy = "remove it: the sum of its round is then lost where sites have sent uploads"
+        with readable_file(folder / SUM, remedy, CheckpointError), suppress(FileNotFoundError):
+            told = parsed((folder / SUM).read_bytes())
+            if told["round"] != round_:
+                return None
+            found = cls(
+                round=round_,
+                attempt=told["attempt"],
+                roster=told["roster"] and Roster.read(told["roster"]),
+                shares={name: Shares.read(one) for name, one in told["shares"].items()},
+                survivors=told["survivors"] and tuple(told["survivors"]),
+            )
+            check_types(found)
+            return found
+        return None
 
 
 def read_keys(terms: SumTerms) -> Callable[[str, Any], MemberKeys]:
