@@ -15,9 +15,8 @@ from dpfl.core.errors import DataError, DiskError, FolderError, PeerError
 from dpfl.core.files import hold_folder
 from dpfl.deploy import participation as module
 from dpfl.deploy.fleet import NotTaken, ServerAway, StillConnected, pack, unpack
-from dpfl.deploy.inbox import Inbox
 from dpfl.deploy.messages import SUM, Message
-from dpfl.deploy.participation import Participation, take_part
+from dpfl.deploy.participation import Inbox, Participation, take_part
 from dpfl.deploy.site import Site, answered
 from dpfl.deploy.sum_phases import KEYS, SHARES, SURVIVORS, UNMASK
 from dpfl.deploy.transport import from_record, to_record

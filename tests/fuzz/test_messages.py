@@ -19,8 +19,8 @@ from dpfl.core.types import Claims, Downlink
 from dpfl.deploy.coordinator import Coordinator
 from dpfl.deploy.fleet import pack
 from dpfl.deploy.in_process_grid import InProcessGrid
-from dpfl.deploy.inbox import Inbox, Unusable
 from dpfl.deploy.messages import Introduction, Message, Reply, read_header, write_header
+from dpfl.deploy.participation import Inbox, Unusable
 from dpfl.deploy.records import Records
 from dpfl.deploy.site import answered
 from dpfl.deploy.site_folder import LOG

@@ -4,6 +4,10 @@ A site that is started before its server waits for it, and says so. A wrong addr
 key or clock is named in one sentence. Each message is written to the site's folder before the
 server is told that it arrived, and is removed after its answer was sent: a site that is killed
 answers it when it is started again.
+
+The message that a site is working on, kept in its folder until the answer was sent.
+
+A site that is killed finds it there, and answers it when it is started again.
 """
 
 from __future__ import annotations
@@ -23,8 +27,7 @@ from flwr.app import Message as FlowerMessage
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError, DpflError, PeerError
 from dpfl.core.files import check_private, for_owner_only, hold_folder, parsed, write_safely
-from dpfl.deploy.fleet import Fleet, NotTaken, ServerAway, StillConnected
-from dpfl.deploy.inbox import Inbox, Unusable
+from dpfl.deploy.fleet import Fleet, NotTaken, ServerAway, StillConnected, pack, unpack
 from dpfl.deploy.messages import (
     END,
     HELLO,
@@ -50,6 +53,47 @@ from dpfl.deploy.site_folder import (
 )
 from dpfl.deploy.transport import received, reply_to
 from dpfl.deploy.worker import Worker
+
+
+class Unusable(Exception):
+    """A message that was kept cannot be answered any more."""
+
+
+class Inbox:
+    """The one message that was taken over from ``server``, kept until its answer was sent."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.server = ""
+
+    def keep(self, message: FlowerMessage) -> None:
+        """Write a message down, before the server is told that it arrived."""
+        write_safely(self.path, self.server.encode() + b"\n" + pack(message), secret=True)
+
+    def read(self) -> FlowerMessage | None:
+        """Return the message; one that is damaged, too old or another server's is put away."""
+        if not self.path.exists():
+            return None
+        server, _, packed = self.path.read_bytes().partition(b"\n")
+        try:
+            if server != self.server.encode():
+                raise Unusable("it came under another address or certificate of a server")
+            message = unpack(packed)
+            if time.time() > message.metadata.created_at + message.metadata.ttl:
+                raise Unusable("the server does not wait for its answer any more")
+            return message
+        except Unusable:
+            self.empty()
+            raise
+        except Exception as error:  # whatever Flower's reader raises
+            aside = self.path.with_suffix(".damaged")
+            self.path.replace(aside)
+            raise Unusable(f"it is damaged ({type(error).__name__}); see {aside}") from error
+
+    def empty(self) -> None:
+        """Forget the message: its answer was sent."""
+        self.path.unlink(missing_ok=True)
+
 
 RETRY_SECONDS = 2.0  # between looks for a server that is away
 POLL_SECONDS, SOON_SECONDS = 0.5, 0.1  # between looks for a message; right after one
