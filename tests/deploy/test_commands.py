@@ -25,8 +25,8 @@ from dpfl.core.errors import ConfigurationError, DataError, PeerError
 from dpfl.core.files import hold_folder
 from dpfl.data.tables import read_file
 from dpfl.deploy.credentials import make_certificates
+from dpfl.deploy.participation import check_server
 from dpfl.deploy.processes import check_port, free_port, note_process
-from dpfl.deploy.server_check import check_server
 from dpfl.deploy.serving import make_study
 from dpfl.deploy.site import Site
 from dpfl.deploy.superlink import write_app, write_connection
@@ -540,7 +540,7 @@ def test_somebody_else_at_the_address_is_named(tmp_path: Path) -> None:
 def test_a_clock_that_is_off_is_named_with_the_difference(
     off: float, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpfl.deploy.server_check.health", lambda *_: off)
+    monkeypatch.setattr("dpfl.deploy.participation.health", lambda *_: off)
     if not words:
         assert check_server("127.0.0.1:1", None) is None
         return

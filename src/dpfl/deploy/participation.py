@@ -8,6 +8,8 @@ answers it when it is started again.
 The message that a site is working on, kept in its folder until the answer was sent.
 
 A site that is killed finds it there, and answers it when it is started again.
+
+Looking for a server: whether it is there, is the right one, and agrees on the time.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import hashlib
 import json
 import os
 import socket
+import ssl
 import time
+import urllib.error
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -25,7 +29,7 @@ from typing import Any
 from flwr.app import Message as FlowerMessage
 
 from dpfl.core.checks import check
-from dpfl.core.errors import DataError, DpflError, PeerError
+from dpfl.core.errors import ConfigurationError, DataError, DpflError, PeerError
 from dpfl.core.files import check_private, for_owner_only, hold_folder, parsed, write_safely
 from dpfl.deploy.fleet import Fleet, NotTaken, ServerAway, StillConnected, pack, unpack
 from dpfl.deploy.messages import (
@@ -40,8 +44,7 @@ from dpfl.deploy.messages import (
     round_name,
     write_header,
 )
-from dpfl.deploy.processes import note_process
-from dpfl.deploy.server_check import check_server
+from dpfl.deploy.processes import CLOCK_AHEAD, CLOCK_BEHIND, health, note_process
 from dpfl.deploy.site_folder import (
     CONNECTED,
     INBOX,
@@ -53,6 +56,66 @@ from dpfl.deploy.site_folder import (
 )
 from dpfl.deploy.transport import received, reply_to
 from dpfl.deploy.worker import Worker
+
+_OTHER_NAMES = (62, 64)  # OpenSSL: host name mismatch, IP address mismatch
+
+
+def check_server(address: str, certificate: Path | None) -> str | None:
+    """Ask a server whether it is there: None if it is, or why it pays to ask again later.
+
+    ``certificate`` is the study's ``ca.crt``, which the server's own must be signed by; None means
+    without TLS. What only a person can change is raised: a certificate that is missing or another
+    one's (:class:`~dpfl.core.errors.ConfigurationError`, :class:`~dpfl.core.errors.PeerError`), and
+    clocks that are too far apart for the server to accept this site's signatures.
+    """
+    if certificate is not None:
+        remedy = "put the study's certificate (ca.crt) there"
+        check(certificate.exists(), str(certificate), "is missing", remedy)
+        try:
+            ssl.create_default_context(cafile=str(certificate))
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(
+                str(certificate), f"is not a certificate ({error})", remedy
+            ) from error
+    try:
+        _check_clock(address, health(address, certificate, 10))
+        return None
+    except urllib.error.HTTPError as error:
+        return f"{address} answers with status {error.code}"
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        return _why_not(address, certificate, getattr(error, "reason", error))
+
+
+def _why_not(address: str, certificate: Path | None, reason: object) -> str:
+    """Explain why a server could not be asked; raise what waiting does not change."""
+    if isinstance(reason, ssl.SSLCertVerificationError) and reason.verify_code in _OTHER_NAMES:
+        raise PeerError(
+            address,
+            f"its certificate is for other names ({reason.verify_message})",
+            "use a name that is in it, or ask for it in [network] names (dpfl server renew)",
+        )
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        raise PeerError(
+            address,
+            f"its certificate is not signed by {certificate} ({reason.verify_message})",
+            "ask the server's operator for the right ca.crt; do not connect without it",
+        )
+    if isinstance(reason, ssl.SSLError):
+        return f"{address} does not speak TLS ({reason})"
+    return f"{address} cannot be reached ({reason})"
+
+
+def _check_clock(address: str, ahead: float) -> None:
+    """Refuse a clock that differs from the server's by more than Flower allows."""
+    far = not -CLOCK_BEHIND < ahead < CLOCK_AHEAD - 1.0
+    side = "ahead of" if ahead > 0 else "behind"
+    check(
+        not far,
+        "this machine's clock",
+        f"is {abs(ahead):.1f} s {side} the server's at {address}, which rejects such a site",
+        "set both clocks, for example with: timedatectl set-ntp true",
+        PeerError,
+    )
 
 
 class Unusable(Exception):
