@@ -6,7 +6,7 @@ import random
 import pytest
 
 from dpfl.core.errors import PrivacyRefusal
-from dpfl.secure_sum.group import MOST_ATTEMPTS, MOST_FAILURE, Group, parted
+from dpfl.secure_sum.session import MOST_ATTEMPTS, MOST_FAILURE, Group, parted
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from dpfl.rounds.codec import FRAME_BYTES, encode_download
 from dpfl.rounds.members import Member
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.result import Spread
-from dpfl.secure_sum.group import Group
+from dpfl.secure_sum.session import Group
 from dpfl.sim.forecast import NoiseForecast, forecast
 from dpfl.sim.loop import Simulation
 from dpfl.sim.summary import flags_of

@@ -16,7 +16,7 @@ from dpfl.privacy.accountant import Spend, spend
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.events import Event
 from dpfl.runs.result import Spread
-from dpfl.secure_sum.group import Group
+from dpfl.secure_sum.session import Group
 from dpfl.sim.loop import Simulation
 
 USUAL_DELTA = 1e-5

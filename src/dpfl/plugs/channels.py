@@ -12,7 +12,7 @@ from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Metrics, Shared, Terms, Who
 from dpfl.plugs.base import Plug
 from dpfl.privacy.exposure import Exposure
-from dpfl.secure_sum.group import Group
+from dpfl.secure_sum.session import Group
 
 
 @dataclass(frozen=True, kw_only=True)

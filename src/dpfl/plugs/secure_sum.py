@@ -11,7 +11,7 @@ from dpfl.core.checks import whole_number
 from dpfl.core.grid import Grid
 from dpfl.plugs.channels import Channel
 from dpfl.privacy.exposure import Exposure
-from dpfl.secure_sum.group import COMPLETE, MOST_FAILURE, Group
+from dpfl.secure_sum.session import COMPLETE, MOST_FAILURE, Group
 
 OUTSIDERS = (
     "who takes part in a round is known to the server and to the members of its sum: the secret "

@@ -11,7 +11,7 @@ from dpfl.core.errors import ConfigurationError, PeerError
 from dpfl.core.grid import LARGEST_RELEASE, Grid
 from dpfl.core.grid_noise import LARGEST
 from dpfl.core.types import Terms
-from dpfl.secure_sum.group import Group
+from dpfl.secure_sum.session import Group
 from dpfl.strategy import Strategy
 
 Integers = npt.NDArray[np.int64]
