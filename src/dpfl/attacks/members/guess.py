@@ -21,7 +21,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from dpfl.attacks.members.bounds import claimed_bound, figures_of
 from dpfl.attacks.members.likelihood import Floats, Marks, Trials, likelihood_scores
 from dpfl.attacks.members.result import (
     ATTACKS,
@@ -29,6 +28,8 @@ from dpfl.attacks.members.result import (
     MembershipCurve,
     MembershipResult,
     View,
+    claimed_bound,
+    figures_of,
 )
 from dpfl.attacks.members.targets import ClientTargets, RecordTargets, Targets
 from dpfl.attacks.observation import Observation, observe
