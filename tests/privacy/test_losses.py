@@ -15,9 +15,8 @@ from hypothesis import given, settings, strategies as st
 
 from dpfl.core.types import Adjacency
 from dpfl.privacy.accountant import FINE, QUICK, quick_epsilon, spend
-from dpfl.privacy.composition import composed
+from dpfl.privacy.composition import Pair, Step, composed, one_step
 from dpfl.privacy.events import Event
-from dpfl.privacy.losses import Pair, Step, one_step
 
 RELATIONS = {
     Adjacency.ADD_REMOVE: NeighboringRelation.ADD_OR_REMOVE_ONE,

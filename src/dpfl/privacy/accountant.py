@@ -208,8 +208,7 @@ def _curve(
     if len(plain) == len(events):
         return lambda value: gaussian_epsilon(mu, value)
     # Imported here: half a second, which histories without sampling do not cost.
-    from dpfl.privacy.composition import composition
-    from dpfl.privacy.losses import Pair, Step
+    from dpfl.privacy.composition import Pair, Step, composition
 
     plan = [Step(std=1 / mu, rate=1.0, steps=1)] if plain else []
     for event in events:
