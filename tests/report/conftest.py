@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dpfl.cli.main import run_command
-from dpfl.plugs.figures import FigureKind, FigureSpec
+from dpfl.plugs.base import FigureKind, FigureSpec
 from dpfl.report.page import write_report
 from dpfl.report.reading import of_folders
 from dpfl.runs.experiment import Experiment

@@ -14,7 +14,7 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from dpfl.plugs.figures import FigureKind, FigureSpec
+from dpfl.plugs.base import FigureKind, FigureSpec
 from dpfl.report.charts import Chart, Heat, Series
 from dpfl.report.diagnostics import diagnostics
 from dpfl.report.inputs import ReportInput, ReportRun

@@ -45,9 +45,8 @@ from dpfl.core.checks import check, one_of, positive, whole_number
 from dpfl.core.layout import Block, Layout
 from dpfl.core.types import Aggregate, Metrics, PlugOutput, PlugState, Rows, Terms
 from dpfl.numerics import tensor_svt as svt
-from dpfl.plugs.base import Plug, planned
+from dpfl.plugs.base import FigureKind, FigureSpec, Plug, planned, spectrum
 from dpfl.plugs.denoise import Denoiser, RowDenoiser
-from dpfl.plugs.figures import FigureKind, FigureSpec, spectrum
 from dpfl.strategy import Strategy
 from dpfl.strategy.client_level import Noise, NoisyWork, noisy_updates
 from dpfl.strategy.method import method

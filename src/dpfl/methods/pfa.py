@@ -42,9 +42,8 @@ from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Metrics, PlugOutput, PlugState, Rows, Terms, Total
 from dpfl.numerics.budget_split import BudgetSplit, PublicRows
 from dpfl.numerics.subspace import bases, energy, project, spectra
-from dpfl.plugs.base import Gain
+from dpfl.plugs.base import FigureSpec, Gain, by_round, spectrum
 from dpfl.plugs.denoise import RowDenoiser
-from dpfl.plugs.figures import FigureSpec, by_round, spectrum
 from dpfl.plugs.stages import SharedSubspace
 from dpfl.plugs.weights import EpsilonWeights
 from dpfl.strategy import Strategy

@@ -46,7 +46,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Claims, Metrics, PlugOutput, PlugState, Rows, Total
 from dpfl.numerics.noise_estimates import BLOCK_ROWS, capped, moment_estimates, noise_estimates
-from dpfl.plugs.figures import FigureKind, FigureSpec
+from dpfl.plugs.base import FigureKind, FigureSpec
 from dpfl.plugs.weights import TRUE_NOISE, Weights
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import method

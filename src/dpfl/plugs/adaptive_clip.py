@@ -27,8 +27,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Metrics, PlugState, Shared, Terms, Who
 from dpfl.numerics.clipping import CLIP_MARGIN, clip_factor
-from dpfl.plugs.base import Gain
-from dpfl.plugs.figures import FigureSpec, by_round
+from dpfl.plugs.base import FigureSpec, Gain, by_round
 from dpfl.plugs.stages import Stage
 from dpfl.privacy.exposure import Exposure
 

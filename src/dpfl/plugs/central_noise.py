@@ -8,8 +8,7 @@ from torch import Tensor
 from dpfl.core.grid import Grid
 from dpfl.core.random import SecretRng
 from dpfl.core.types import PlugOutput, PlugState
-from dpfl.plugs.base import NoiseMaker
-from dpfl.plugs.figures import FigureSpec, by_round
+from dpfl.plugs.base import FigureSpec, NoiseMaker, by_round
 
 
 class CentralNoise(NoiseMaker):

@@ -28,9 +28,8 @@ from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Cohort, Metrics, PlugState, Shared, Terms, Who
-from dpfl.plugs.base import NoiseMaker
+from dpfl.plugs.base import FigureSpec, NoiseMaker, by_round
 from dpfl.plugs.channels import Channel, Summed
-from dpfl.plugs.figures import FigureSpec, by_round
 from dpfl.privacy.exposure import Exposure
 
 Honest = float | Literal["own_and_receiver", "own"]

@@ -1,7 +1,7 @@
 """Figures of what happens inside a method.
 
 Weights and noise are shown for every method. Everything else is declared by the components of its
-strategy (:mod:`dpfl.plugs.figures`) and drawn from the metrics that they report: one function here
+strategy (:mod:`dpfl.plugs.base`) and drawn from the metrics that they report: one function here
 per kind of figure, and none that knows a method. A new kind needs a function and a line in
 ``_DRAWN``.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpfl.core.errors import DpflError
-from dpfl.plugs.figures import FigureKind, FigureSpec
+from dpfl.plugs.base import FigureKind, FigureSpec
 from dpfl.report.charts import Chart, Heat, Series, client_axis, wide
 from dpfl.report.inputs import ReportRun
 from dpfl.rounds.record import RoundRecord

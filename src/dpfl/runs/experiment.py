@@ -24,7 +24,7 @@ from dpfl.engine import ENGINES
 from dpfl.engine.process import check_device
 from dpfl.methods import find
 from dpfl.plugs.accounted_metric import AccountedMetric
-from dpfl.plugs.figures import FigureSpec
+from dpfl.plugs.base import FigureSpec
 from dpfl.privacy.budgets import is_budget_file, make_budgets
 from dpfl.rounds.members import honest_members
 from dpfl.runs import sections

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dpfl.core.files import parsed, readable_file
 from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
-from dpfl.plugs.figures import FigureKind, FigureSpec
+from dpfl.plugs.base import FigureKind, FigureSpec
 from dpfl.runs.checkpoint import tensors_digest
 from dpfl.strategy import Strategy
 

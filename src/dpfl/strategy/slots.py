@@ -19,11 +19,10 @@ from torch import nn
 from dpfl.core.checks import check
 from dpfl.core.grid import Grid
 from dpfl.core.types import Adjacency, Observer, Promise, Terms, Unit
-from dpfl.plugs.base import NoiseMaker, Plug
+from dpfl.plugs.base import FigureSpec, NoiseMaker, Plug
 from dpfl.plugs.central_noise import CentralNoise
 from dpfl.plugs.channels import Channel, Digital
 from dpfl.plugs.denoise import Denoiser, RowDenoiser
-from dpfl.plugs.figures import FigureSpec
 from dpfl.plugs.local_work import LocalWork
 from dpfl.plugs.personal import Personal
 from dpfl.plugs.releases import Release
