@@ -15,7 +15,7 @@ from dpfl.core.random import PublicSeed
 from dpfl.experiments.results import StudyResult
 from dpfl.models import make_model
 from dpfl.models.pretrained import load_weights
-from dpfl.runs.checkpoint import tensors_digest
+from dpfl.runs.folder import tensors_digest
 from tests.fuzz import examples
 from tests.fuzz.doors import GIVEN, command, enter, fresh
 from tests.fuzz.ledgers import change_ledger

@@ -403,7 +403,7 @@ def test_a_run_that_began_under_another_split_is_refused_in_a_sentence_of_its_ow
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("dpfl.runs.checkpoint.SPLIT_VERSION", "1")
+        patch.setattr("dpfl.runs.folder.SPLIT_VERSION", "1")
         experiment, folder = _interrupted(tmp_path, monkeypatch)
     with pytest.raises(CheckpointError, match="another rule for which records are tested on"):
         run_experiment(experiment, folder, resume=True)

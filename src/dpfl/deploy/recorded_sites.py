@@ -1,7 +1,7 @@
 """Audit what real sites send: their folders, ledgers, policies and messages, in one process.
 
-Sites and a server are made in a temporary folder (:mod:`dpfl.deploy.canary_sites`) and play a study
-over the in-process grid: the code that answers is that of a deployed site, and what is audited are
+Sites and a server are made in a temporary folder (:class:`CanarySites`) and play a study over the
+in-process grid: the code that answers is that of a deployed site, and what is audited are
 the bytes of its answers, as they reach the server, or the models that it publishes. The claim is
 read from the site's own ledger. Nothing outside that folder is touched, and no address is asked.
 """

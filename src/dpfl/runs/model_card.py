@@ -22,9 +22,8 @@ from dpfl.data.inputs import NUMBERS, Inputs, Numbers, Pixels, Tokens
 from dpfl.data.schema import Schema
 from dpfl.models import make_model
 from dpfl.privacy.flags import public_note
-from dpfl.runs.checkpoint import tensors_digest
 from dpfl.runs.deployment import Offer
-from dpfl.runs.folder import RunFolder
+from dpfl.runs.folder import RunFolder, tensors_digest
 from dpfl.runs.validation import check_types
 from dpfl.tasks import Task, make_task
 

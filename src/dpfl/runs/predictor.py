@@ -20,8 +20,7 @@ from dpfl.data.sources import number_columns
 from dpfl.data.tables import check_kind, read_columns
 from dpfl.models.checks import outputs_of
 from dpfl.numerics.clipping import all_finite
-from dpfl.runs.checkpoint import tensors_digest
-from dpfl.runs.folder import RunFolder
+from dpfl.runs.folder import RunFolder, tensors_digest
 from dpfl.runs.model_card import ModelCard
 from dpfl.runs.site_file import MODELS, SCHEMA_FILE, SITE_FILE
 from dpfl.tasks import Task

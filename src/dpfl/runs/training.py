@@ -22,7 +22,7 @@ from dpfl.core.files import parsed, readable_file
 from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
 from dpfl.plugs.base import FigureKind, FigureSpec
-from dpfl.runs.checkpoint import tensors_digest
+from dpfl.runs.folder import tensors_digest
 from dpfl.strategy import Strategy
 
 TRAINING_FORMAT = "dpfl-training-1"

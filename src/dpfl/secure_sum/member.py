@@ -1,8 +1,8 @@
 """A member's side of a sum: five phases, each a function from what the member remembers.
 
-A member remembers a :class:`~dpfl.secure_sum.state.MemberState`, which holds secrets and is stored
-by the caller before the answer of a phase leaves: whoever is killed answers again with the same
-bytes. Asked for something else than before, it refuses.
+A member remembers a :class:`~dpfl.secure_sum.state.MemberState`, which holds secrets and is
+stored by the caller before the answer of a phase leaves: whoever is killed answers again with the
+same bytes. Asked for something else than before, it refuses.
 """
 
 from __future__ import annotations
