@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from bench.phases import LARGEST, ONE, Meter, Task
 from dpfl.secure_sum import integers, member, server
 from dpfl.secure_sum.session import Announcement, MemberKeys, Roster, SumTerms
-from dpfl.secure_sum.state import MemberState, Shares
+from dpfl.secure_sum.session import MemberState, Shares
 
 Phase = Callable[[MemberState, Any], tuple[MemberState, Any]]
 

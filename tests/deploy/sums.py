@@ -24,8 +24,7 @@ from dpfl.rounds.codec import decode_upload
 from dpfl.rounds.enrol import secret_for
 from dpfl.runs.site_file import SiteFile
 from dpfl.secure_sum import keys, server
-from dpfl.secure_sum.session import MemberKeys, Roster
-from dpfl.secure_sum.state import Shares
+from dpfl.secure_sum.session import MemberKeys, Roster, Shares
 from tests.deploy.federation import CLIENT, Desk, Federation, study_values
 
 NAMES = ("a", "b", "c", "d")

@@ -25,8 +25,7 @@ from dpfl.runs.deployment import StudyFile
 from dpfl.runs.site_file import SiteFile
 from dpfl.secure_sum import member
 from dpfl.secure_sum.keys import public_half
-from dpfl.secure_sum.session import MOST_ATTEMPTS, Roster
-from dpfl.secure_sum.state import Shares
+from dpfl.secure_sum.session import MOST_ATTEMPTS, Roster, Shares
 from tests.deploy.federation import Desk, Federation, WatchedGrid, charged
 from tests.deploy.sums import NAMES, Talk, integers_of, pin, sum_federation, sum_values
 

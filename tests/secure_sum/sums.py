@@ -6,8 +6,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dpfl.secure_sum import member, server
-from dpfl.secure_sum.session import Announcement, Roster, SumTerms
-from dpfl.secure_sum.state import MemberState
+from dpfl.secure_sum.session import Announcement, MemberState, Roster, SumTerms
 
 LARGEST = 2**24
 

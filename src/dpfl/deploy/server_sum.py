@@ -36,8 +36,7 @@ from dpfl.runs.folder import RunFolder
 from dpfl.runs.validation import check_types
 from dpfl.secure_sum import keys, server
 from dpfl.secure_sum.integers import packed_size
-from dpfl.secure_sum.session import MemberKeys, Roster, SumTerms
-from dpfl.secure_sum.state import Shares
+from dpfl.secure_sum.session import MemberKeys, Roster, Shares, SumTerms
 
 SUM = "sum.json"
 

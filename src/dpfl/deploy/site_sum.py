@@ -31,8 +31,7 @@ from dpfl.privacy.site_ledger import SiteLedger, StoredSum
 from dpfl.rounds import Agreement
 from dpfl.rounds.codec import decode_download, decode_upload
 from dpfl.secure_sum import member
-from dpfl.secure_sum.session import Announcement, Roster, SumTerms
-from dpfl.secure_sum.state import MemberState
+from dpfl.secure_sum.session import Announcement, MemberState, Roster, SumTerms
 from dpfl.secure_sum.trust import Trust
 
 _WHERE = "secure sum"

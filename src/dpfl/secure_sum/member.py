@@ -1,6 +1,6 @@
 """A member's side of a sum: five phases, each a function from what the member remembers.
 
-A member remembers a :class:`~dpfl.secure_sum.state.MemberState`, which holds secrets and is
+A member remembers a :class:`~dpfl.secure_sum.session.MemberState`, which holds secrets and is
 stored by the caller before the answer of a phase leaves: whoever is killed answers again with the
 same bytes. Asked for something else than before, it refuses.
 """
@@ -21,12 +21,13 @@ from dpfl.secure_sum.masks import commitment_to, own_mask, pair_mask
 from dpfl.secure_sum.session import (
     Announcement,
     MemberKeys,
+    MemberState,
     Roster,
+    Shares,
     SumTerms,
     neighbours,
     survivors_content,
 )
-from dpfl.secure_sum.state import MemberState, Shares
 
 _NEW_ROUND = "begin another round"
 _WHERE = "secure sum"

@@ -18,11 +18,11 @@ from dpfl.secure_sum.session import (
     Announcement,
     MemberKeys,
     Roster,
+    Shares,
     SumTerms,
     neighbours,
     survivors_content,
 )
-from dpfl.secure_sum.state import Shares
 
 _LOST = "the round is lost; begin another one"
 
