@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         PoissonCohort as PoissonCohort,
     )
     from dpfl.privacy.budgets import make_budgets as make_budgets
-    from dpfl.privacy.random_runs import RandomRuns as RandomRuns
+    from dpfl.privacy.selection import RandomRuns as RandomRuns
     from dpfl.privacy.statement import Statement as Statement
     from dpfl.runs.experiment import Experiment as Experiment
     from dpfl.runs.predictor import Predictor as Predictor, load as load
@@ -72,7 +72,7 @@ _HOMES = {
     "experiments.studies": ("compare", "sweep", "tune"),
     "plugs.selection": ("Everyone", "FixedCohort", "PoissonCohort"),
     "privacy.budgets": ("make_budgets",),
-    "privacy.random_runs": ("RandomRuns",),
+    "privacy.selection": ("RandomRuns",),
     "privacy.statement": ("Statement",),
     "sim.accounted": ("AccountedEvaluation", "AccountedSelection", "evaluate", "select"),
     "runs.experiment": ("Experiment",),

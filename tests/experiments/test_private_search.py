@@ -18,7 +18,7 @@ from dpfl.experiments.private_search import private_search
 from dpfl.experiments.search_result import SearchResult
 from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.plugs.measures import Estimate
-from dpfl.privacy.random_runs import RandomRuns
+from dpfl.privacy.selection import RandomRuns
 
 BASE: dict[str, Any] = {
     "data": {"name": "digits"},

@@ -16,9 +16,9 @@ from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Adjacency
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.events import Event
-from dpfl.privacy.random_runs import RandomRuns
 from dpfl.privacy.selection import (
     SEARCH_ORDERS,
+    RandomRuns,
     calibrate_search,
     search_spend,
     search_spend_of,

@@ -39,7 +39,7 @@ def tune_privately(
     from dpfl.experiments import compare as library
     from dpfl.experiments.private_search import private_search
     from dpfl.plugs.accounted_metric import AccountedMetric
-    from dpfl.privacy.random_runs import RandomRuns
+    from dpfl.privacy.selection import RandomRuns
     from dpfl.runs.folder import free_name
 
     names, _ = asked.candidates()

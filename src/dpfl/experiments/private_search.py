@@ -35,8 +35,7 @@ from dpfl.plugs.measures import Estimate
 from dpfl.privacy.accountant import Spend, shown, spend
 from dpfl.privacy.events import History
 from dpfl.privacy.ledger import Ledger
-from dpfl.privacy.random_runs import RandomRuns
-from dpfl.privacy.selection import search_spend_of
+from dpfl.privacy.selection import RandomRuns, search_spend_of
 from dpfl.rounds.enrol import Run, secret_for
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.loop import Simulation
