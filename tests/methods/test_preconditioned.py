@@ -32,8 +32,7 @@ from dpfl.rounds.members import honest_members
 from dpfl.rounds.release import release_answer
 from dpfl.runs.experiment import Experiment, for_method
 from dpfl.sim.experiment import run_experiment, setup_of
-from dpfl.strategy.planning_rules import Rules
-from dpfl.strategy.preconditioning import signal_of
+from dpfl.strategy.preconditioning import Rules, signal_of
 from dpfl.tasks import CLASSIFICATION
 from dpfl.tasks.persons import PerPerson
 
