@@ -22,8 +22,8 @@ from dpfl.attacks.auditing.lower_bounds import (
     upper_limit,
 )
 from dpfl.core.types import Adjacency, Observer, Promise, Unit
+from dpfl.privacy.accountant import gaussian_epsilon
 from dpfl.privacy.events import Event
-from dpfl.privacy.gaussian import gaussian_epsilon
 
 PROMISE = Promise(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, observer=Observer.SERVER)
 

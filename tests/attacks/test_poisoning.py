@@ -31,7 +31,7 @@ from dpfl.data.federation import Federation
 from dpfl.data.records import Shard
 from dpfl.methods import find
 from dpfl.plugs.robust import ClippedRows
-from dpfl.privacy.gaussian import gaussian_epsilon
+from dpfl.privacy.accountant import gaussian_epsilon
 from dpfl.report.poison_page import poison_page
 from dpfl.report.poison_words import warnings
 from dpfl.report.rendering import render

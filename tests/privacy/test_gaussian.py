@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dpfl.core.types import Adjacency
-from dpfl.privacy.accountant import spend
+from dpfl.privacy.accountant import gaussian_epsilon, gaussian_mu, spend
 from dpfl.privacy.events import Event
-from dpfl.privacy.gaussian import gaussian_epsilon, gaussian_mu
 
 
 def exact_delta(epsilon: float, mu: float) -> mpmath.mpf:

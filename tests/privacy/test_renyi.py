@@ -9,9 +9,8 @@ from hypothesis import given, settings, strategies as st
 
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Adjacency
-from dpfl.privacy.accountant import spend
+from dpfl.privacy.accountant import gaussian_mu, spend
 from dpfl.privacy.events import Event
-from dpfl.privacy.gaussian import gaussian_mu
 from dpfl.privacy.renyi import ORDERS, renyi_admits, renyi_costs, renyi_epsilon
 
 ADD_REMOVE, REPLACE_ONE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dpfl.core.types import Adjacency, Observer, Promise, Unit
-from dpfl.privacy.accountant import spend
-from dpfl.privacy.gaussian import gaussian_epsilon
+from dpfl.privacy.accountant import gaussian_epsilon, spend
 from dpfl.privacy.meaning import group_delta, least_misses
 from dpfl.privacy.statement import Statement, statements
 from dpfl.report.meaning import DELTAS, Meaning, Point, largest_of, meaning_in_run, meaning_of

@@ -17,8 +17,8 @@ from dpfl.core.types import Budget, Claims, ClientSettings, Terms
 from dpfl.plugs.base import Gain, Participant
 from dpfl.plugs.local_work import DpSgd
 from dpfl.plugs.sampling import RatedBatches, steps_per_epoch
+from dpfl.privacy.accountant import gaussian_mu
 from dpfl.privacy.calibrate import largest_rate, rung, search_rungs
-from dpfl.privacy.gaussian import gaussian_mu
 
 _STRIDE = 16  # rungs between noise levels that are compared, of a ratio of about 1.08
 

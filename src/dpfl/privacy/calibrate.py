@@ -24,9 +24,8 @@ from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.files import cache_folder
 from dpfl.core.types import Adjacency
 from dpfl.privacy import accountant as bounds
-from dpfl.privacy.accountant import AccountantName
+from dpfl.privacy.accountant import AccountantName, gaussian_mu
 from dpfl.privacy.events import Event, Sampling
-from dpfl.privacy.gaussian import gaussian_mu
 
 LADDER = 1.005  # the ratio of neighbouring multipliers
 _FIRST, _LAST = -923, 2309

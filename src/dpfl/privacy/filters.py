@@ -36,11 +36,18 @@ from typing import Any, Generic, Literal, TypeVar
 from dpfl.core.checks import check, one_of
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Adjacency
-from dpfl.privacy.accountant import SAMPLER_EPSILON, Spend, quick_epsilon, sampler_delta, spend
+from dpfl.privacy.accountant import (
+    SAMPLER_EPSILON,
+    Spend,
+    gaussian_epsilon,
+    gaussian_mu,
+    quick_epsilon,
+    sampler_delta,
+    spend,
+)
 from dpfl.privacy.budget_check import largest_that_fits, most_releases
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.events import Event
-from dpfl.privacy.gaussian import gaussian_epsilon, gaussian_mu
 from dpfl.privacy.renyi import ORDERS, RESERVED, renyi_admits, renyi_costs, renyi_epsilon
 
 FilterName = Literal["allotments", "renyi", "gaussian"]

@@ -13,9 +13,8 @@ from typing import NamedTuple
 from dpfl.core.checks import check, whole_number
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Adjacency
-from dpfl.privacy.accountant import SMALLEST_DELTA, check_question, spend
+from dpfl.privacy.accountant import SMALLEST_DELTA, check_question, gaussian_log_delta, spend
 from dpfl.privacy.events import Event, merged
-from dpfl.privacy.gaussian import gaussian_log_delta
 from dpfl.privacy.statement import Statement
 
 _BISECTIONS = 24
