@@ -27,9 +27,8 @@ from dpfl.core.errors import CheckpointError, FolderError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Claims, Observer, State
-from dpfl.deploy.asking import Uploads, ask_uploads, check_answers
+from dpfl.deploy.asking import Uploads, ask_uploads, check_answers, deliver, summarise
 from dpfl.deploy.connections import Connections
-from dpfl.deploy.delivery import deliver, summarise
 from dpfl.deploy.enrolment import (
     ENROLMENT,
     EnrolmentFile,
