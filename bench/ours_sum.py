@@ -20,8 +20,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from bench.phases import LARGEST, ONE, Meter, Task
 from dpfl.secure_sum import integers, member, server
-from dpfl.secure_sum.session import Announcement, MemberKeys, Roster, SumTerms
-from dpfl.secure_sum.session import MemberState, Shares
+from dpfl.secure_sum.session import Announcement, MemberKeys, MemberState, Roster, Shares, SumTerms
 
 Phase = Callable[[MemberState, Any], tuple[MemberState, Any]]
 

@@ -3,9 +3,9 @@
 *Formal guarantees.* Every number is an upper bound on epsilon for the stated history, delta and
 adjacency:
 
-- histories without sampling: the closed form of the Gaussian mechanism (``gaussian``), rounded up;
-- everything else: privacy loss distributions with pessimistic discretisation (``losses``,
-  ``composition``);
+- histories without sampling: the closed form of the Gaussian mechanism, rounded up;
+- everything else: privacy loss distributions with pessimistic discretisation
+  (``composition``);
 - on request ``"rdp"`` (dp-accounting's orders, the best one) and ``"renyi"`` (a filter with fixed
   orders).
 

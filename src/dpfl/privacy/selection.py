@@ -32,8 +32,6 @@ Departures
     the noise sampler over the longest search, are charged to delta.
 
 How many runs a search has: laws of Papernot and Steinke (ICLR 2022), drawn exactly.
-
-Equations, and what they are good for, are in :mod:`dpfl.privacy.selection`.
 """
 
 import bisect

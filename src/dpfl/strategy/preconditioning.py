@@ -6,8 +6,6 @@ matters is the signal ::
     S = sqrt(sum (mu_i n_i)^2)                    every client's own noise
     S = sum(mu_i sqrt(h) n_i) / sqrt(k)           k clients over a secure sum that count on h shares
 
-What follows from it is in :mod:`dpfl.strategy.preconditioning`.
-
 What private preconditioning plans from the signal S, for images, tables, text and whole clients.
 
 The constants were chosen once, on other seeds of public data sets, and are not tuned per run.
