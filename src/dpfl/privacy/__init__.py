@@ -7,7 +7,8 @@ Two questions need nothing else:
 >>> round(calibrate(3.0, 1e-5, 0.01, 1000), 2)  # how much noise keeps 1,000 steps within 3.0?
 0.82
 
-``events``       what was released, as immutable data; how much of one unit a message still shows
+``events``       what was released, as immutable data
+``exposure``     how much of one unit a message still shows
 ``accountant``   upper bounds on epsilon of whole histories; ``composition`` and ``renyi`` are its
                  curves, ``classic_rdp`` what papers print
 ``calibrate``    the least noise that keeps a plan within a budget
@@ -16,8 +17,8 @@ Two questions need nothing else:
 ``filters``      what a budget admits when studies are chosen by looking at earlier results
 ``ledger``       what every account was planned for and charged, in one SQLite file
 ``chain``        the hash chain that its rows form
-``statement``    what each account has spent, derived from stored events alone, and flags: facts
-                 that limit a guarantee, each one worded once
+``statement``    what each account has spent, derived from stored events alone
+``flags``        facts that limit a guarantee, each one worded once
 ``meaning``      what an epsilon means for groups, several sites, other deltas, and an adversary
 
 Importing this package, or any module of it, does not import torch.
