@@ -162,7 +162,7 @@ class _RowSpan:
         vectors = torch.empty_like(self.start)
         weights, biases = self.block.chain.stacks(vectors)[0]
         pairs = zip(self.own, self.records, strict=True)
-        coefficients = [own[: len(records)].T for own, records in pairs]
+        coefficients = [rows[: len(records)].T for rows, records in pairs]
         each_product(coefficients, self.records, weights)
         if biases is not None:
             biases.copy_(self.own.sum(dim=1))

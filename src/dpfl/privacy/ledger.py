@@ -231,8 +231,8 @@ class Ledger(Admission):
         if open_plans.newest is not None and open_plans.newest >= round_:
             accounts = json.dumps(list(by_account))
             observers = json.dumps(list(Observer))
-            place = {"run": run, "round": round_, "accounts": accounts, "observers": observers}
-            for account, observer, *cost_and_draw in self._rows(query, **place):
+            values = {"run": run, "round": round_, "accounts": accounts, "observers": observers}
+            for account, observer, *cost_and_draw in self._rows(query, **values):
                 paid[account, observer] = tuple(cost_and_draw)
         refused = set()
         for account, own in by_account.items():
